@@ -123,7 +123,7 @@ def certify_full(start_share: float) -> list[Timed]:
         seconds += COMPARE_SECONDS * start_share if case.compare_weights else 0
         job = Job(
             key=case.id,
-            world_size=case.world_size,
+            world_size=case.slots,
             weights_of=case.compared_with,
             needs_final_weights=case.compare_weights,
         )

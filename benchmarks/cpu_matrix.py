@@ -17,7 +17,7 @@ from envbuild.catalog.fields import Device
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities
 from envbuild.certify.cases.expansion import expand
-from envbuild.certify.run.plan import Environment, Subject, make_plan
+from envbuild.certify.run.plan import Environment, Network, Subject, make_plan
 from envbuild.launch.launchers import Placement
 from envbuild.sync.zipapp import smoke_bytes
 
@@ -25,20 +25,30 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_DIGEST = "sha256:" + "0" * 64
 
 
-def write_plan(path: Path, matrix_name: str) -> int:
-    """Write the plan of a matrix for the CPU; return the number of cases."""
+def write_plan(path: Path, matrix_name: str, *, nodes: int = 1, processes: int | None = None) -> int:
+    """Write the plan of a matrix for the CPU; return the number of cases.
+
+    Args:
+        nodes: that the run has.
+        processes: the most that a case has on a node; None: any number.
+    """
     matrix = Catalog.open(ROOT).matrix(matrix_name)
     capabilities = Capabilities(device=Device.CPU)
-    cases = expand(matrix, matrix_name, capabilities)
+    cases = tuple(
+        case
+        for case in expand(matrix, matrix_name, capabilities)
+        if case.most_nodes <= nodes and (processes is None or case.slots_on_node <= processes)
+    )
     # Without an image: the runner refuses the plan of one that it is not started in.
     place = Placement.parse("venv")
     subject = Subject(name="bench", stack="mcore", base="here", target="cpu", lock_digest=NO_DIGEST, place=place)
-    plan = make_plan(subject, Environment(capabilities=capabilities, driver=Driver.MCORE), matrix, cases)
+    environment = Environment(capabilities=capabilities, driver=Driver.MCORE)
+    plan = make_plan(subject, environment, matrix, cases, network=Network(nodes=nodes))
     path.write_text(json.dumps(plan), encoding="utf-8")
     return len(cases)
 
 
-def environment(folder: Path) -> Path:
+def installed(folder: Path) -> Path:
     """Install the lock of stack mcore for the CPU below a folder; return its Python."""
     into = folder / "environment"
     command = [sys.executable, "-m", "envbuild", "sync", "--stack", "mcore", "--target", "cpu", "--into", str(into)]
@@ -76,4 +86,4 @@ def prepared(python: Path | None, matrix: str) -> Iterator[Bench]:
         smoke, plan = work / "smoke.pyz", work / "plan.json"
         smoke.write_bytes(smoke_bytes())
         count = write_plan(plan, matrix)
-        yield Bench(work, [python or environment(work), "-I", smoke, "run", "--plan", plan, "--out"], count)
+        yield Bench(work, [python or installed(work), "-I", smoke, "run", "--plan", plan, "--out"], count)

@@ -165,6 +165,7 @@ def _address(text: str) -> tuple[str, int]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here: the fork server must not load what only the runner needs.
+    from envbuild_smoke.nodes import token_watch
     from envbuild_smoke.plan.reader import read_plan
     from envbuild_smoke.run import parent_watchdog
     from envbuild_smoke.run.results import FILE_NAME
@@ -181,9 +182,13 @@ def _run(arguments: argparse.Namespace) -> int:
         # command with its fault corrected needs no --resume.
         cases = plan.selection(tuple(arguments.only))
         options = _options(arguments, plan, cases)
+        if options.token:
+            token_watch.start(arguments.token_file, stop)
         results = run_plan(plan, cases, out, emit=_Progress(), stop=stop, options=options)
     except Exception as error:
         status = _explained(error, out)
+        if arguments.node_rank and arguments.head and status not in (LOST_HEAD, INTERRUPTED):
+            _tell_head(arguments, str(error), stop)
         if status is None:
             raise
         return status
@@ -197,6 +202,18 @@ def _run(arguments: argparse.Namespace) -> int:
     completed = sum(result.status == "completed" for result in results)
     _print(f"{completed} of {len(results)} cases completed; results in {out / FILE_NAME}")
     return OK if completed == len(results) else CASES_FAILED
+
+
+def _tell_head(arguments: argparse.Namespace, why: str, stop: threading.Event) -> None:
+    """Have node 0 end the run: it waits for this node."""
+    from envbuild_smoke.nodes.node import tell_head
+    from envbuild_smoke.nodes.wire import TokenError, read_token
+    from envbuild_smoke.run.options import Options
+
+    with suppress(TokenError):
+        token = read_token(arguments.token_file)
+        options = Options(node_rank=arguments.node_rank, head=arguments.head, token=token)
+        tell_head(options, arguments.out, why, stop)
 
 
 def _explained(error: Exception, out: Path) -> int | None:
@@ -257,7 +274,7 @@ def _options(arguments: argparse.Namespace, plan: "Plan", cases: "Sequence[Case]
     if plan.gpu is not None:
         # The sweep may need more GPUs than any case.
         ranks = plan.bandwidth.ranks if plan.bandwidth else 1
-        count = max(ranks, *(case.world_size // case.nodes for case in cases))
+        count = max(ranks, *(case.slots_on_node for case in cases))
         chosen = gpus.select(plan.gpu, count, arguments.gpus)
     options = Options(
         gpus=chosen,
@@ -301,7 +318,8 @@ def _with_nodes(options: "Options", arguments: argparse.Namespace, plan: "Plan")
     if arguments.nodes != plan.nodes:
         raise _RefusedError(f"the plan is for {plan.nodes} nodes, and --nodes is {arguments.nodes}")
     if arguments.nodes == 1:
-        return options
+        token = b"" if arguments.token_file is None else read_token(arguments.token_file)
+        return replace(options, token=token)
     if arguments.head is None or arguments.token_file is None or not 0 <= arguments.node_rank < arguments.nodes:
         raise _RefusedError("--nodes needs --head, --token-file, and a --node-rank from 0 to one less than --nodes")
     token = read_token(arguments.token_file)

@@ -71,9 +71,28 @@ def _cuda_type_name(original: Callable[..., Any], tensor: Any, *arguments: Any, 
     return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
 
 
+def _as_written(_original: object, function: "Callable[..., Any] | None" = None, **_options: object) -> Any:
+    """Return the function itself, or what takes it where `torch.compile` was called with options alone."""
+    return function if function is not None else lambda decorated: decorated
+
+
+def _averaged(original: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+    """Sum what is divided by the number of ranks first."""
+    import torch
+
+    if options.get("op") == torch.distributed.ReduceOp.AVG:
+        tensors[-1].div_(torch.distributed.get_world_size(options.get("group")))
+        options["op"] = torch.distributed.ReduceOp.SUM
+    return original(*tensors, **options)
+
+
 # Each of these was taken out in turn. Without any but two, training fails; without the two that seed and set
 # random states it goes on, with states that are not those of the tracker.
 PATCHED: tuple[Redirect, ...] = (
+    # Before megatron-core is imported, which keeps these three by other names.
+    Redirect("torch.compile", "fused functions run as they are written: compiling takes minutes", _as_written),
+    Redirect("torch.distributed.all_reduce", "gloo sums, and does not average", _averaged),
+    Redirect("torch.distributed.reduce_scatter_tensor", "gloo sums, and does not average", _averaged),
     Redirect("torch.zeros", "token counters of the schedules and of the gradient norm", _on_cpu),
     Redirect("torch.ones", "the causal mask of the attention", _on_cpu),
     Redirect("torch.tensor", "the gradient norm, the loss scale and flags of the checkpoint", _on_cpu),

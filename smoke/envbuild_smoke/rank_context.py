@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from envbuild_smoke.plan.axes import Part
 from envbuild_smoke.plan.models import Case, Device, Model
 from envbuild_smoke.results import (
     FailureKind,
@@ -54,12 +55,14 @@ class RaisedFailure:
 class RankContext:
     """What a rank needs for a task. The ranks of a case meet at `host` and `port`; `listener` is rank 0's socket there.
 
-    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is the
-    task's, not the case's: one rank compares weights.
+    `case` has the layout of `part`, which is what the ranks train.
+    `device_index` is the number of the GPU to train on among those this process sees. `world_size` is the task's, which
+    may be a sweep.
     `save_final_weights` is set when the weights that this case ends with are compared. `send` sends to the runner.
     """
 
     case: Case
+    part: Part
     model: Model
     device: Device
     out: Path
@@ -88,9 +91,24 @@ class RankContext:
         return checkpoint_path(self.out, self.case.baseline or self.case.id, FINAL)
 
     @property
-    def resume_checkpoint(self) -> Path:
-        """Directory that a case which is torn down and resumed saves to in between."""
-        return checkpoint_path(self.out, self.case.id, "resume")
+    def resumes_from(self) -> Path | None:
+        """Directory of the checkpoint that this part goes on from; None for the first."""
+        return checkpoint_path(self.out, self.case.id, "resume") if self.part.after else None
+
+    @property
+    def saves_to(self) -> Path | None:
+        """Directory of the checkpoint that another part goes on from; None for the last."""
+        return None if self.is_last else checkpoint_path(self.out, self.case.id, "resume")
+
+    @property
+    def handover(self) -> Path:
+        """The file with what the ranks of a part tell those of the next one."""
+        return checkpoint_path(self.out, self.case.id, "handover.json")
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the case ends with this part."""
+        return self.part.until == self.case.training.steps
 
     def report_step(self, step: Step) -> None:
         """Report a finished step; one rank of a case does this."""

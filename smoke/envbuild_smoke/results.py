@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a case did not complete: its earliest failing rank, or None where no single rank is to blame.
+    """Why a case did not complete: its earliest failing rank on its node, or None where no single one is to blame.
 
     `exit_status` is negative for a signal; `log` is relative to the output directory. Kind terminated: a rank was told
     to end (SIGTERM), as Slurm does to all processes of a job.
@@ -77,6 +77,7 @@ class Failure:
     rank: int | None = None
     exit_status: int | None = None
     log: str | None = None
+    node: Count | None = None
 
     @property
     def is_from_outside(self) -> bool:
@@ -199,6 +200,17 @@ class HuggingFace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The library's configuration objects after training: fields by `model.`, `ddp.`, `optimizer.` and `scheduler.`.
+
+    `values` are those unlike their default; `defaults` are of all fields, and of baselines alone.
+    """
+
+    values: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """What a driver read from the objects that it had built; `libraries` are the files that ranks had mapped, by name.
 
@@ -228,17 +240,19 @@ class Observed:
     peak_memory_bytes: Count | None = None
     gradients_dtype: str | None = None
     main_weights_dtype: str | None = None
+    loss_scale: float | None = None
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseLine:
     """What happened to one case, the `repeat`th time; on `devices` of `nodes`, `started_seconds` after the run began.
 
-    Devices are in the order of the ranks, and so are nodes, each of as many ranks as the others. `startup_seconds`
-    passed until its first step began, None if none did. `fresh_processes` counts the rank processes that did not live
-    before. `compute_seconds` are, by rank and step, those from the begin of a step to its first collective; none where
-    the driver does not measure them. `restarted` is why it was begun a second time, through no fault of its ranks; all
-    else is about the second time then.
+    Devices are in the order of the ranks, and so are nodes, each with as many devices as the others; a part of a case
+    has the first of them. `startup_seconds` passed until its first step began, None if none did. `fresh_processes`
+    counts the rank processes that did not live before. `compute_seconds` are, by rank and step of the first part, those
+    from the begin of a step to its first collective; none where the driver does not measure them. `restarted` is why it
+    was begun a second time, through no fault of its ranks; all else is about the second time then.
     """
 
     schema: Schema = written(SCHEMA)
@@ -415,11 +429,20 @@ class ResumedLine:
     at: Moment
     host: str
     cut_bytes: Count
+    gpu_states: tuple[GpuState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnd:
+    """The GPUs of another node than 0 after the cases."""
+
+    node: Positive
+    gpu_states: tuple[GpuState, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndLine:
-    """The end of a run, with how many cases there are and how many completed."""
+    """The end of a run, with how many cases there are and how many completed; `nodes` are those that were not lost."""
 
     schema: Schema = written(SCHEMA)
     type: Literal["end"] = written("end")
@@ -427,6 +450,7 @@ class EndLine:
     completed: Count
     finished_at: Moment
     gpu_states: tuple[GpuState, ...]
+    nodes: tuple[NodeEnd, ...] = ()
 
 
 Line = RunLine | NodeLine | CaseLine | BandwidthLine | ResumedLine | EndLine

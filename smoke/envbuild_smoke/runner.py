@@ -14,11 +14,11 @@ from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.environment.imported import Ready
 from envbuild_smoke.node_differences import node_differences
 from envbuild_smoke.nodes.head import open_nodes
-from envbuild_smoke.nodes.node import address_variables, lock_node, run_node
+from envbuild_smoke.nodes.node import address_variables, run_node
 from envbuild_smoke.nodes.node_pools import NodePools
 from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.ranks.program import RankProgram
-from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeLine, ResumedLine
+from envbuild_smoke.results import CaseLine, EndLine, Gpu, NodeEnd, NodeLine, ResumedLine
 from envbuild_smoke.run import resume
 from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import IMPORT_LIMIT_SECONDS, POLL_SECONDS, RunContext, RunInterruptedError
@@ -31,6 +31,12 @@ from envbuild_smoke.run.result_log import ResultLog
 from envbuild_smoke.run.results import Emit, ResultsWriter, now
 from envbuild_smoke.run.run_header import node_state, run_line
 from envbuild_smoke.run.sweep import measure_bandwidth
+
+# Until processes of an earlier start on a node that was out of reach have ended, or a network file system gives their
+# locks up: the lease of NFS is 90 s (RFC 7530, section 9.5).
+TAKEOVER_SECONDS = 100.0
+# For the other nodes to end their ranks, and for nvidia-smi.
+END_SECONDS = 60.0
 
 
 class UnusableEnvironmentError(Exception):
@@ -54,9 +60,13 @@ def run_plan(
     out.mkdir(parents=True, exist_ok=True)
     drivers = tuple(sorted({DRIVERS[case.driver] for case in plan.cases}))
     program = options.program or RankProgram(preload=drivers)
-    # Before the results are read: another run could still write to them.
     rank = options.node_rank
-    lock = resume.lock_folder(out) if rank == 0 else lock_node(out, rank)
+    # Before the results are read: another run could still write to them. Of several nodes each has its own ranks.
+    lock = resume.lock_folder(
+        out,
+        f"{resume.LOCK}-node{rank}" if rank else resume.LOCK,
+        TAKEOVER_SECONDS if options.token else resume.LOCK_SECONDS,
+    )
     variables = {**options.variables, **(cache_variables(out) if plan.device == "cuda" else {})}
     pool: RankPool
     local = pool = Pool(program, plan, out, lock, variables, live=options.isolation == "live")
@@ -111,7 +121,8 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
         if previous is None:
             writer.write(line)
         else:
-            writer.write(ResumedLine(at=now(), host=state.host, cut_bytes=previous.cut_bytes))
+            resumed = ResumedLine(at=now(), host=state.host, cut_bytes=previous.cut_bytes, gpu_states=state.gpu_states)
+            writer.write(resumed)
             context.emit({"event": "resumed", "kept": len(log.results), "cut_bytes": previous.cut_bytes})
         for node in nodes:
             writer.write(node)
@@ -124,10 +135,13 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
                 writer.write(sweep)
                 context.emit({"event": "bandwidth", **asdict(sweep)})
         completed = sum(result.status == "completed" for result in log.results.values())
+        ends = _other_ends(context)
         # What is in use after the run is what others have, or what was left: not the memory of ranks that wait.
         context.pool.close()
         states = tuple(gpus.states(context.options.gpus))
-        writer.write(EndLine(cases=len(log.results), completed=completed, finished_at=now(), gpu_states=states))
+        writer.write(
+            EndLine(cases=len(log.results), completed=completed, finished_at=now(), gpu_states=states, nodes=ends)
+        )
     finally:
         writer.close()
     if unusable is not None:
@@ -179,11 +193,23 @@ def _other_nodes(context: RunContext) -> list[NodeLine]:
     return pools.lines
 
 
+def _other_ends(context: RunContext) -> tuple[NodeEnd, ...]:
+    """Have the other nodes end their ranks, and return the states of the GPUs of those that answer in time."""
+    pools = context.pool
+    if not isinstance(pools, NodePools):
+        return ()
+    pools.ask_for_gpu_states()
+    limit = time.monotonic() + END_SECONDS
+    while not pools.all_ended and time.monotonic() < limit and not context.stop.is_set():
+        pools.wait(POLL_SECONDS)
+    return pools.ends
+
+
 def _slots(plan: Plan, cases: Sequence[Case], options: Options) -> int:
     """Return how many devices each node has: the GPUs, or slots for processes on the CPU."""
     if plan.device == "cuda":
         return len(options.gpus)
     # Two small cases at a time fill the cores that one leaves idle while its ranks wait for each other.
-    largest = max(case.world_size // case.nodes for case in cases)
+    largest = max(case.slots_on_node for case in cases)
     ranks = plan.bandwidth.ranks if plan.bandwidth else 1
     return max(largest, ranks, len(os.sched_getaffinity(0)))

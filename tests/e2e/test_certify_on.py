@@ -42,8 +42,7 @@ def real(imaged: Tool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
     storage.mkdir()
     write_cluster(imaged.project, storage)
     with slurm_cluster(slurm_programs(shared_folder(tmp_path_factory) / "slurm"), folder / "c", nodes=4) as cluster:
-        environment = {**cluster.programs.environment, "SLURM_CONF": f"{cluster.folder}/slurm.conf"}
-        tool = Tool(imaged.project, imaged.cache, {**imaged.env, **environment})
+        tool = Tool(imaged.project, imaged.cache, {**imaged.env, **cluster.environment})
         only = [word for case in CASES for word in ("--only", case)]
         yield Site(cluster, tool, storage, ("certify", *STACK, *only, "--fresh"))
 

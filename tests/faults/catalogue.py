@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from faults.axes import AXES
 from faults.baselines import BASELINES
-from faults.cases import DATA, PIPELINE
+from faults.cases import DATA, OVER_NODES, PIPELINE
+from faults.families import FAMILIES
+from faults.gradients import GRADIENTS
 from faults.kinds import Corruption, Fault, Switch
 from faults.library import LIBRARY
 from faults.mixed_precision import MIXED_PRECISION
 from faults.processes import PROCESS
+from faults.schedules import SCHEDULES
 
 
 # What an installed environment has that its lock has not shows in every case.
@@ -173,6 +176,34 @@ RUNS = (
         at="run",
     ),
     Fault(
+        id="another-package-on-one-node",
+        broken="one node has another version of a package than the others and the lock",
+        where="run",
+        case=DATA,
+        check="nodes",
+        text="node 1",
+        at="run",
+        quick=True,
+    ),
+    Fault(
+        id="other-samples-on-one-node",
+        broken="one node reads other samples than the others, in all of its cases",
+        where="process",
+        case=DATA,
+        check="node-numbers",
+        text="node 2",
+        at="run",
+    ),
+    Fault(
+        id="slow-node",
+        broken="one node takes twice as long as the others until it communicates",
+        where="process",
+        case=OVER_NODES,
+        check="node-slow",
+        text="node 1",
+        at="run",
+    ),
+    Fault(
         id="results-of-a-part",
         broken="the results are whole and of the plan, and one of its cases was never run",
         where="run",
@@ -189,7 +220,10 @@ RUNS = (
     ),
 )
 
-FAULTS = (*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *PROCESS, *WHEELS, *RUNS)
+FAULTS = (
+    *(*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *FAMILIES),
+    *(*PROCESS, *WHEELS, *RUNS),
+)
 
 
 def fault_named(name: str) -> Fault:

@@ -103,9 +103,13 @@ class Harness:
     def certify(
         self, environment: Environment, matrix: str, *more: str | Path, variables: Mapping[str, str] | None = None
     ) -> Outcome:
-        """Certify an environment with a matrix of this project."""
-        words = ("--matrix", matrix, "--in", "venv", "--venv", environment.folder)
-        return self.run(*words, *more, variables=variables)
+        """Certify an environment with a matrix of this project.
+
+        As this shell's: of --in venv the files are compared with the lock's wheels, which finds any fault in a library
+        whatever it computes.
+        """
+        path = f"{environment.python.parent}{os.pathsep}{os.environ['PATH']}"
+        return self.run("--matrix", matrix, "--in", "here", *more, variables={**(variables or {}), "PATH": path})
 
     def planted(self, fault: Fault) -> Outcome:
         """Certify with the fault; those that a switch keeps apart share a run."""

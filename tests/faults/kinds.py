@@ -60,7 +60,9 @@ Plant = Edit | Switch | Corruption | Scenario
 class Case:
     """The case in which a fault shows, as a row of a matrix has it; ``kind`` names a model of ``matrix.toml``."""
 
-    kind: Literal["gpt", "engine", "norms", "experts", "router-losses"] = "gpt"
+    kind: Literal[
+        "gpt", "engine", "norms", "llama3", "qwen3", "gpt-oss", "deepseek-v3", "capacity", "experts", "router-losses"
+    ] = "gpt"
     row: Mapping[str, object] = field(default_factory=dict)
 
 

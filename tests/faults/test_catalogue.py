@@ -31,9 +31,9 @@ def test_checks_are_codes_of_the_judge_or_errors() -> None:
     assert [fault.id for fault in FAULTS if fault.check not in CHECKS and not hasattr(errors, fault.check)] == []
 
 
-# No test here trains with Megatron-Bridge, over several nodes, or has a GPU whose memory errs:
-# tests/unit/certify/test_judge.py, test_nodes.py and test_run_problems.py have what they find.
-WITHOUT_FAULT = {"hugging-face", "hardware", "nodes", "node-numbers", "node-slow"}
+# No test here trains with Megatron-Bridge, or has a GPU whose memory errs: tests/unit/certify/test_judge.py and
+# test_run_problems.py have what they find.
+WITHOUT_FAULT = {"hugging-face", "hardware"}
 
 
 def test_every_check_has_a_fault_that_it_must_find() -> None:

@@ -6,15 +6,20 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from faults import corruptions
 from faults.catalogue import fault_named
+from faults.environments import Environment
 from faults.harness import FAILED, PASSED, REFUSED, Harness, Outcome
+from faults.kinds import Fault
 from faults.over_nodes import Cluster
 from faults.record import Record
 from helpers.placed_images import place_image
 
+from envbuild.certify.run.plan import Network
 from envbuild.core.digests import sha256_file
 from envbuild.lock.lockfile import LockDirectory
 
@@ -183,23 +188,76 @@ def test_transport_by_sockets(harness: Harness, record: Record) -> None:
     assert outcome.status == FAILED
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """Runs over nodes of this machine; those of a test have the cases of one fault."""
+
+    harness: Harness
+    fault: Fault
+    scratch: Path
+
+    def certify(self, name: str, *nodes: Environment | str, **network: object) -> Outcome:
+        """Certify over these nodes, without a problem unless one has a fault."""
+        # A slow node is no node that hangs.
+        matrix = self.harness.matrix("faults-nodes", [self.fault], time_limit_seconds=600)
+        cluster = Cluster(self.harness.switched, self.harness.project, self.scratch / name)
+        return cluster.certify(matrix, Network(nodes=len(nodes), **network), nodes)
+
+    def healthy(self, *nodes: str, **network: object) -> None:
+        outcome = self.certify("healthy", *nodes, **network)
+        assert outcome.status == PASSED, f"{outcome.document}\n{outcome.words}"
+
+
 @pytest.mark.fault
 @pytest.mark.soak
 def test_networks_between_nodes(harness: Harness, record: Record, tmp_path: Path) -> None:
     """Four nodes, each with what NCCL writes there: all of them, or one, by another network than the cluster's."""
     by, instead = "nccl-by-infiniband", "nccl-by-sockets"
     every, one = fault_named("sockets-between-nodes"), fault_named("one-node-by-sockets")
-    name = harness.matrix("faults-nodes", [every])
-
-    def over(folder: str, *faults: str) -> Outcome:
-        cluster = Cluster(harness.switched, harness.project, tmp_path / folder)
-        return cluster.certify(name, "NET/IB", faults)
-
-    healthy = over("healthy", by, by, by, by)
-    assert healthy.status == PASSED, f"{healthy.document}\n{healthy.words}"
-    outcome = over("every", instead, instead, instead, instead)
+    nodes = Nodes(harness, every, tmp_path)
+    nodes.healthy(by, by, by, by, transport="NET/IB")
+    outcome = nodes.certify("every", instead, instead, instead, instead, transport="NET/IB")
     assert note(record, every.id, outcome), outcome.document
     assert outcome.checks() == ["transport"]
-    outcome = over("one", by, by, by, instead)
+    outcome = nodes.certify("one", by, by, by, instead, transport="NET/IB")
     assert note(record, one.id, outcome), outcome.document
     assert outcome.checks() == ["bad-node", "transport"]
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_node_with_another_package(harness: Harness, record: Record, tmp_path: Path) -> None:
+    """Somebody updated a package on one node: what trains there is not what trains on the others."""
+    fault = fault_named("another-package-on-one-node")
+    nodes = Nodes(harness, fault, tmp_path)
+    nodes.healthy("", "")
+    other = harness.switched.copy(tmp_path / "other")
+    corruptions.other_version(other)
+    outcome = nodes.certify("planted", "", other)
+    assert note(record, fault.id, outcome), outcome.document
+    # No case was started.
+    assert outcome.checks() == [fault.check, "not-reported"]
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_node_that_reads_other_samples(harness: Harness, record: Record, tmp_path: Path) -> None:
+    """One node has another copy of the data. All of its cases agree with each other."""
+    fault = fault_named("other-samples-on-one-node")
+    nodes = Nodes(harness, fault, tmp_path)
+    nodes.healthy("", "", "")
+    outcome = nodes.certify("planted", "", "", "other-samples-on-one-node")
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.checks() == [fault.check]
+
+
+@pytest.mark.fault
+@pytest.mark.soak
+def test_slow_node(harness: Harness, record: Record, tmp_path: Path) -> None:
+    """One node takes twice as long as the others until it communicates, alone and with others."""
+    fault = fault_named("slow-node")
+    nodes = Nodes(harness, fault, tmp_path)
+    nodes.healthy("one-second-a-step", "one-second-a-step", "one-second-a-step")
+    outcome = nodes.certify("planted", "one-second-a-step", "two-seconds-a-step", "one-second-a-step")
+    assert note(record, fault.id, outcome), outcome.document
+    assert outcome.checks() == [fault.check]

@@ -110,7 +110,8 @@ def measured(**changes: Any) -> dict[str, Any]:
     return {
         "smoke": {"version": "0.1.0", "digest": SHA["smoke"]},
         "environment": {"python": "3.12.3", "versions": {"torch": "2.11.0", "megatron-core": "0.16.1"}},
-        "machine": machine(), "bandwidth": bandwidth(), "network": [], "isolation": "live", "devices": [0, 1],
+        "machine": machine(), "nodes": [], "bandwidth": bandwidth(), "network": [],
+        "isolation": "live", "devices": [0, 1],
         "image": {"file_digest": SHA["sqsh"], "file_bytes": 4096, "fingerprint": None},
         "gpu_states_before": [{"index": "0", "temperature_celsius": "31", "throttle_reasons": "0x1"}],
         "gpu_states_after": [],

@@ -14,32 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers.processes import alive
-
-from envbuild.core import locks
+from helpers.services import READY_SECONDS, SEARCHED, has_programs, library_folders, unpacked
 
 # dockerd, what it starts, and the one library of it that small systems lack.
 PACKAGES = ("docker.io", "containerd", "runc", "libdevmapper1.02.1")
-SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
-READY_SECONDS = 60
 # Steps run in the host's network, so the daemon needs no bridge and touches no firewall.
 NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
 
 
 def docker_programs(folder: Path) -> dict[str, str]:
-    """Variables with which dockerd is found: this machine's, else Debian's, unpacked without being installed."""
-    path = f"{os.environ.get('PATH', os.defpath)}:{SBIN}"
-    if all(shutil.which(name, path=path) for name in ("dockerd", "containerd", "runc")):
-        return {"PATH": path}
-    with locks.exclusive(folder.with_suffix(".lock")):
-        if not (folder / "complete").is_file():
-            loading = folder / "download"
-            loading.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=loading, check=True)
-            for package in loading.glob("*.deb"):
-                subprocess.run(["dpkg", "-x", package, folder], check=True)
-            (folder / "complete").touch()
-    libraries = ":".join(str(found) for top in ("lib", "usr/lib") for found in (folder / top).glob("*-linux-gnu"))
-    return {"PATH": f"{folder}/usr/sbin:{folder}/usr/bin:{path}", "LD_LIBRARY_PATH": libraries}
+    """Variables with which dockerd is found: this machine's, else Debian's."""
+    if has_programs("dockerd", "containerd", "runc"):
+        return {"PATH": SEARCHED}
+    unpacked(folder, PACKAGES)
+    return {"PATH": f"{folder}/usr/sbin:{folder}/usr/bin:{SEARCHED}", "LD_LIBRARY_PATH": library_folders(folder)}
 
 
 @dataclass

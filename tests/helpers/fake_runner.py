@@ -63,8 +63,21 @@ def observed_of(case, model):
         "hidden_dropout": 0.0, "attention_dropout": 0.0, "parameters": 123456,
         "trainable_parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
-        "gradients_dtype": "float32", "main_weights_dtype": "float32",
+        "gradients_dtype": "float32", "main_weights_dtype": "float32", "loss_scale": 1.0,
+        "configuration": configuration_of(case, model),
     }  # fmt: skip
+
+
+def configuration_of(case, model):
+    """A few fields of the library's configuration, as a driver reports them."""
+    values = {"model.num_layers": str(model["num_layers"]), "model.hidden_dropout": "0.0"}
+    if case["layout"]["tensor"] > 1:
+        values["model.tensor_model_parallel_size"] = str(case["layout"]["tensor"])
+    defaults = {
+        "model.num_layers": "0", "model.hidden_dropout": "0.1", "model.tensor_model_parallel_size": "1",
+        "model.qk_layernorm": "False", "model.timers": "None", "optimizer.lr": "None",
+    }  # fmt: skip
+    return {"values": values, "defaults": defaults if case["baseline"] is None else {}}
 
 
 def reference_of(steps):
@@ -104,14 +117,23 @@ def resumed_line(first, **changes):
 
 
 def repeats_of(plan, case):
-    """The repeats of a case: one on each node, or that begins there."""
-    nodes = plan.get("nodes", 1)
-    return range(1, nodes * plan["repeats"] + 1, nodes if case["nodes"] == nodes else 1)
+    """The repeats of a case: those on its home node, or one on each node."""
+    nodes, home = plan.get("nodes", 1), case["home_node"]
+    return range(1 + (home or 0), nodes * plan["repeats"] + 1, 1 if home is None else nodes)
+
+
+def room_of(case):
+    """How many nodes a case needs, and devices on each: the most of the part that is saved and the one that goes on."""
+    parts = [(case["layout"], case["nodes"])]
+    parts.append((case.get("continue_in") or case["layout"], case.get("continue_nodes") or case["nodes"]))
+    ranks = [layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"] for layout, _ in parts]
+    return max(nodes for _, nodes in parts), max(ranks[index] // nodes for index, (_, nodes) in enumerate(parts))
 
 
 def case_line(plan, case, repeat=1, factor=1.0):
     """A case that completed; ``factor`` multiplies its losses."""
     numbers = range(1, case["training"]["steps"] + 1)
+    most, each = room_of(case)
     # JSON has no NaN: null stands for it.
     losses = [factor * (6.5 - number / 8) for number in numbers]
     steps = [
@@ -122,14 +144,17 @@ def case_line(plan, case, repeat=1, factor=1.0):
         "compared_with": case["baseline"], "tensors": 7, "largest_relative_difference": 0.0, "worst": None,
         "missing": [], "unexpected": [],
     }  # fmt: skip
+    nodes = plan.get("nodes", 1)
+    measures = (repeat - 1) % nodes == (case["home_node"] or 0)
     return {
         "schema": SCHEMA, "type": "case", "case": case["id"], "repeat": repeat, "status": "completed", "steps": steps,
-        "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(case["world_size"])],
-        "nodes": [(repeat - 1 + index) % plan.get("nodes", 1) for index in range(case["nodes"])],
+        "seconds": 1.5, "startup_seconds": 0.5, "started_seconds": 2.0, "devices": [*range(most * each)],
+        "nodes": [(repeat - 1 + index) % nodes for index in range(most)],
         "fresh_processes": 0, "compute_seconds": [], "weights": weights if case["compare_weights"] else None,
         "observed": observed_of(case, plan["models"][case["model"]]), "failure": None, "logs": [], "restarted": None,
-        "reference": reference_of(steps) if case["compare_reference"] else None, "gradients": gradients_of(),
-        "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] else None,
+        "reference": reference_of(steps) if case["compare_reference"] and measures else None,
+        "gradients": gradients_of(),
+        "perturbed": perturbed_of(steps, case["perturbed_runs"]) if case["perturbed_runs"] and measures else None,
     }  # fmt: skip
 
 

@@ -11,12 +11,17 @@ from envbuild_smoke.drivers.samples import document_lengths, document_numbers, p
 from envbuild_smoke.reference import formulas
 from envbuild_smoke.reference.config import (
     ExpertsConfig,
+    LatentConfig,
     MambaConfig,
     ModelConfig,
     NotComparedError,
     OptimizerConfig,
+    ScheduleConfig,
 )
 from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
+from envbuild_smoke.reference.positions import RotaryConfig, rotate
+from envbuild_smoke.reference.routing import moved_bias, route
+from envbuild_smoke.reference.schedule import learning_rate, weight_decay
 from envbuild_smoke.reference.training import train
 
 torch.manual_seed(1)
@@ -27,7 +32,13 @@ ADAM = OptimizerConfig(learning_rate=1e-2, clip_norm=1e9)
 
 
 def config(layers="T", **changes):
-    values = {"normalization": "RMSNorm", "positions": "rotary", "gated": True, "bias": False, "qkv_bias": False}
+    values = {
+        "normalization": "RMSNorm",
+        "positions": "rotary",
+        "activation": "swiglu",
+        "bias": False,
+        "qkv_bias": False,
+    }
     sizes = {"hidden_size": HIDDEN, "heads": 4, "query_groups": 2}
     return ModelConfig(layers=layers, **{**sizes, **values, **changes})
 
@@ -72,9 +83,13 @@ def formulas_are_torchs():
         torch.nn.functional.layer_norm(values, (HIDDEN,), weight, bias, 1e-3),
     )
     close(formulas.rms_norm(values, weight, 1e-3), torch.nn.functional.rms_norm(values, (HIDDEN,), weight, 1e-3))
-    close(formulas.activate(values, gated=False), torch.nn.functional.gelu(values))
+    close(formulas.activate(values, config(activation="gelu")), torch.nn.functional.gelu(values))
+    close(formulas.activate(values, config(activation="squared_relu")), torch.nn.functional.relu(values) ** 2)
     gate, linear = values.chunk(2, -1)
-    close(formulas.activate(values, gated=True), torch.nn.functional.silu(gate) * linear)
+    close(formulas.activate(values, config()), torch.nn.functional.silu(gate) * linear)
+    clamped = config(activation="quick_geglu", clamp=0.5, linear_offset=1.0)
+    expected = gate.clamp(max=0.5) * torch.sigmoid(1.702 * gate.clamp(max=0.5)) * (linear.clamp(-0.5, 0.5) + 1)
+    close(formulas.activate(values, clamped), expected)
     parts = [torch.randn(2, LENGTH, heads, 8) for heads in (4, 2, 2)]
     torchs = [part.transpose(1, 2) for part in parts]
     expected = torch.nn.functional.scaled_dot_product_attention(*torchs, is_causal=True, enable_gqa=True)
@@ -94,14 +109,131 @@ def rotation_depends_on_the_distance():
 
     def score(first, second):
         at = torch.tensor([[first, second]])
-        turned = formulas.rotate(torch.stack((query, key))[None, :, None], at, 10000.0)[0, :, 0]
+        turned = rotate(torch.stack((query, key))[None, :, None], at, RotaryConfig())[0, :, 0]
         return float(turned[0] @ turned[1])
 
     assert math.isclose(score(9, 4), score(105, 100), rel_tol=1e-9)
     assert not math.isclose(score(9, 4), score(9, 5), rel_tol=1e-3)
     # Of the first pair, (0, 4), by one radian a position.
-    turned = formulas.rotate(torch.eye(8)[0][None, None, None], torch.tensor([[1]]), 10000.0).flatten()
+    turned = rotate(torch.eye(8)[0][None, None, None], torch.tensor([[1]]), RotaryConfig()).flatten()
     close(turned[[0, 4]], torch.tensor([math.cos(1), math.sin(1)]))
+
+
+def positions_are_stretched():
+    def angles(**more):
+        turned = rotate(torch.eye(16)[:8, None][None], torch.ones(1, 8), RotaryConfig(base=5e5, **more))[0, :, 0]
+        return torch.atan2(turned.diagonal(8), turned.diagonal()), turned.norm(dim=-1)
+
+    plain = 5e5 ** (-torch.arange(8) / 8)
+    close(angles()[0], plain)
+    # Hugging Face's llama3: waves of 6 to 861 tokens stay, those of 22904 and longer are 8 times as long.
+    llama3, _ = angles(scaling="llama3")
+    close(llama3[:4], plain[:4])
+    close(llama3[5:], plain[5:] / 8)
+    smooth = (8192 * float(plain[4]) / (2 * math.pi) - 1) / 3
+    close(llama3[4], (1 - smooth) * plain[4] / 8 + smooth * plain[4])
+    # GPT-OSS: the pair that turns 32 times in 4096 tokens is number 1.84, the one that turns once 3.95.
+    yarn, sizes = angles(scaling="yarn", factor=32.0, original_length=4096)
+    close(yarn[:2], plain[:2])
+    close(yarn[4:], plain[4:] / 32)
+    first, last = (8 * math.log(4096 / (turns * 2 * math.pi)) / math.log(5e5) for turns in (32, 1))
+    ramp = (3 - first) / (last - first)
+    close(yarn[3], plain[3] * (1 - ramp) + plain[3] / 32 * ramp)
+    close(sizes, torch.full((8,), 0.1 * math.log(32) + 1))
+    # DeepSeek-V3's has whole pairs, 1 and 4, and leaves the sizes.
+    yarn, sizes = angles(scaling="yarn", factor=32.0, original_length=4096, of_scores=True)
+    close(yarn[3], plain[3] / 3 + plain[3] / 32 * 2 / 3)
+    close(sizes, torch.ones(8))
+    half = rotate(torch.ones(1, 1, 1, 16), torch.ones(1, 1), RotaryConfig(part=0.5)).flatten()
+    assert (half[8:] == 1).all()
+    assert (half[:8] != 1).all()
+
+
+def windows_and_sinks_are_scores():
+    same = formulas.may_attend(LENGTH, None, torch.device("cpu"))
+    assert formulas.within_window(same, 3)[0].sum(-1).tolist() == [1, 2, 3, *[4] * (LENGTH - 3)]
+    parts = [torch.randn(1, LENGTH, 4, 8) for _ in range(3)]
+    sinks = torch.randn(4)
+    # A sink is a token before all others, of a zero value, whose score is given.
+    mask = torch.cat((sinks[None, :, None, None].expand(1, -1, LENGTH, 1), torch.zeros(1, 4, LENGTH, LENGTH)), -1)
+    seen = torch.cat((torch.ones(LENGTH, 1, dtype=torch.bool), same[0]), -1)
+    keys, values = (torch.cat((torch.zeros(1, 1, 4, 8), part), 1).transpose(1, 2) for part in parts[1:])
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        parts[0].transpose(1, 2), keys, values, attn_mask=mask.masked_fill(~seen, -math.inf)
+    )
+    close(formulas.attention(*parts, same, sinks), expected.transpose(1, 2).flatten(2))
+    every_second = config("TT", window=3, windowless=2)
+    seen = ReferenceModel(every_second, {})
+    seen._same = same
+    assert seen._seen(0).sum() < seen._seen(1).sum()
+
+
+def routers_of_deepseek_choose_by_bias_and_group():
+    experts = ExpertsConfig(count=4, top_k=2, sigmoid=True, bias_rate=0.1, factor=2.5)
+    logits = torch.tensor([[[2.0, 1.0, 0.0, -1.0]]])
+    scores = logits.sigmoid()
+    weights, chosen, _ = route(logits, experts)
+    assert chosen.flatten().tolist() == [1, 1, 0, 0]
+    close(weights[..., :2], 2.5 * scores[..., :2] / scores[..., :2].sum())
+    # A bias decides the choice, and is no part of the weights.
+    weights, chosen, _ = route(logits, experts, torch.tensor([0.0, -0.5, 0.0, 0.0]))
+    assert chosen.flatten().tolist() == [1, 0, 1, 0]
+    close(weights[0, 0, 2], 2.5 * scores[0, 0, 2] / (scores[0, 0, 0] + scores[0, 0, 2]))
+    # Of two groups the one with the larger sum of two.
+    grouped = ExpertsConfig(count=4, top_k=2, sigmoid=True, groups=2, groups_top_k=1)
+    assert route(torch.tensor([[[3.0, -9.0, 1.0, 0.9]]]), grouped)[1].flatten().tolist() == [0, 0, 1, 1]
+    close(moved_bias(torch.zeros(4), torch.tensor([4.0, 2.0, 1.0, 1.0]), 0.1), torch.tensor([-0.1, 0.0, 0.1, 0.1]))
+    # Two of four tokens are an equal share of two experts.
+    dropping = ExpertsConfig(count=2, top_k=1, softmax_first=True, capacity=1.0)
+    weights, _, _ = route(torch.tensor([[[4.0, 0.0], [3.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]), dropping)
+    assert (weights > 0)[0].int().tolist() == [[1, 0], [1, 0], [0, 0], [0, 1]]
+
+
+def latent_attention_is_attention_of_heads():
+    latent = LatentConfig(rank=6, size=8, rotated=4)
+    model = config(latent=latent, query_groups=4, rotary=RotaryConfig(scaling="yarn", factor=40.0, original_length=64,
+                                                                      of_scores=True))  # fmt: skip
+    name = "decoder.layers.0.self_attention"
+    shapes = {"linear_q_down_proj": (5, HIDDEN), "linear_q_up_proj": (48, 5), "linear_kv_down_proj": (10, HIDDEN),
+              "linear_kv_up_proj": (64, 6), "linear_proj": (HIDDEN, 32)}  # fmt: skip
+    weights = {f"{name}.{part}.weight": torch.randn(shape) for part, shape in shapes.items()}
+    weights |= {f"{name}.q_layernorm.weight": torch.ones(5), f"{name}.kv_layernorm.weight": torch.ones(6)}
+    own, values = ReferenceModel(model, weights), torch.randn(1, 2, HIDDEN)
+    own._note, own._positions = (lambda *_: None), torch.zeros(1, 2)
+    same = formulas.may_attend(2, None, values.device)
+    # Without positions: a head of the same queries and keys, and scores that are larger by the factor.
+    ours = own._latent("decoder.layers.0", values, same, latent)
+    low = torch.nn.functional.rms_norm(values @ weights[f"{name}.linear_q_down_proj.weight"].T, (5,), eps=1e-5)
+    down = values @ weights[f"{name}.linear_kv_down_proj.weight"].T
+    up = torch.nn.functional.rms_norm(down[..., :6], (6,), eps=1e-5) @ weights[f"{name}.linear_kv_up_proj.weight"].T
+    queries = (low @ weights[f"{name}.linear_q_up_proj.weight"].T).unflatten(-1, (4, 12))
+    keys = torch.cat((up.unflatten(-1, (4, 16))[..., :8], down[:, :, None, 6:].expand(-1, -1, 4, -1)), -1)
+    parts = [part.transpose(1, 2) for part in (queries, keys, up.unflatten(-1, (4, 16))[..., 8:])]
+    scale = (0.1 * math.log(40) + 1) ** 2 / math.sqrt(12)
+    expected = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scale)
+    close(ours, expected.transpose(1, 2).flatten(2) @ weights[f"{name}.linear_proj.weight"].T)
+
+
+def further_tokens_are_predicted_from_what_is_known():
+    model = config(predicted=1, predicted_weight=0.3)
+    whole = weights_of(model)
+    layer = {name.replace("decoder.layers.0", "mtp.layers.0.transformer_layer"): value.clone()
+             for name, value in whole.items() if "layers.0" in name}  # fmt: skip
+    more = {f"mtp.layers.0.{norm}.weight": torch.ones(HIDDEN) for norm in ("enorm", "hnorm", "final_layernorm")}
+    weights = {**whole, **layer, **more, "mtp.layers.0.eh_proj.weight": torch.randn(HIDDEN, 2 * HIDDEN) * 0.1}
+    part = batch(2)
+    _, once = ReferenceModel(model, weights).losses(part)
+    # The last label is that of no token that is known, and has no part in it: another one changes nothing.
+    other = MicroBatch(tokens=part.tokens, labels=torch.cat((part.labels[:, :1] * 0, part.labels[:, 1:]), 1))
+    close(ReferenceModel(model, weights).losses(other)[1], once)
+    other = MicroBatch(
+        tokens=part.tokens, labels=torch.cat((part.labels[:, :-1], 1 - part.labels[:, -1:].clamp(0, 1)), 1)
+    )
+    assert not math.isclose(float(ReferenceModel(model, weights).losses(other)[1]), float(once), rel_tol=1e-6)
+    # Its weight is of the gradient and not of the loss that is reported.
+    trained = train(model, ADAM, weights, [[part]])
+    assert math.isclose(trained.steps[0][0], float(ReferenceModel(model, weights).losses(part)[0].mean()))
+    assert trained.gradients["mtp.layers.0.eh_proj.weight"].norm() > 0
 
 
 def state_space_is_its_recurrence():
@@ -154,7 +286,13 @@ def optimizer_is_torchs():
     model = config("T", tied=False)
     weights = weights_of(model, **{"output_layer.weight": (VOCABULARY, HIDDEN)})
     optimizer = OptimizerConfig(
-        learning_rate=1e-2, embedding_learning_rate=3e-2, epsilon=1e-5, weight_decay=0.1, clip_norm=0.5
+        learning_rate=1e-2,
+        embedding_learning_rate=3e-2,
+        beta1=0.8,
+        beta2=0.95,
+        epsilon=1e-5,
+        weight_decay=0.1,
+        clip_norm=0.5,
     )
     steps = [[batch(), batch()] for _ in range(3)]
     trained = train(model, optimizer, weights, steps)
@@ -167,7 +305,7 @@ def optimizer_is_torchs():
         }
         for name, weight in own.items()
     ]
-    adam = torch.optim.AdamW(groups, eps=1e-5)
+    adam = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-5)
     for step, (loss, norm) in zip(steps, trained.steps, strict=True):
         adam.zero_grad()
         mean = sum(ReferenceModel(model, own).losses(part)[0].mean() for part in step) / 2
@@ -181,10 +319,36 @@ def optimizer_is_torchs():
         close(trained.weights[name], weight.detach())
 
 
+def schedules_are_torchs():
+    """Warm-up from 0.1 for 3 steps, then each decay to 0.2 at step 9."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for style, made in (
+        ("cosine", lambda own: torch.optim.lr_scheduler.CosineAnnealingLR(own, 6, eta_min=0.2)),
+        ("linear", lambda own: torch.optim.lr_scheduler.LinearLR(own, 1.0, 0.2, 6)),
+        ("constant", lambda own: torch.optim.lr_scheduler.ConstantLR(own, 1.0)),
+    ):
+        own = torch.optim.SGD([weight], lr=1.0)
+        warmup = torch.optim.lr_scheduler.LinearLR(own, 0.1, 1.0, 3)
+        both = torch.optim.lr_scheduler.SequentialLR(own, [warmup, made(own)], milestones=[3])
+        schedule = ScheduleConfig(steps=9, style=style, warmup=3, first=0.1, decay=9, least=0.2)
+        for step in range(10):
+            assert math.isclose(learning_rate(schedule, 1.0, step), own.param_groups[0]["lr"], rel_tol=1e-9), style
+            own.step()
+            both.step()
+        assert learning_rate(schedule, 1.0, 12) == (1.0 if style == "constant" else 0.2)
+    stable = ScheduleConfig(steps=9, style="WSD", warmup=3, decay=9, wsd_decay=4, wsd_style="minus_sqrt")
+    assert [learning_rate(stable, 1.0, step) for step in (3, 5, 6, 9)] == [1.0, 1.0, 0.5, 0.0]
+    root = ScheduleConfig(steps=9, style="inverse-square-root", warmup=3, decay=99)
+    assert learning_rate(root, 1.0, 12) == 0.5
+    grows = ScheduleConfig(steps=4, first_weight_decay=0.1, weight_decay_style="cosine")
+    decays = [weight_decay(grows, 0.3, step) for step in range(5)]
+    close(torch.tensor(decays), 0.2 - 0.1 * torch.tensor([1.0, 0.5**0.5, 0.0, -(0.5**0.5), -1.0]))
+
+
 def auxiliary_losses_are_of_a_micro_batch():
     logits = torch.randn(2, 3, 4)
     experts = ExpertsConfig(count=4, top_k=2, auxiliary=0.1, sequence_auxiliary=0.01, z=0.001)
-    weights, auxiliary = formulas.route(logits, experts)
+    weights, _, auxiliary = route(logits, experts)
     scores, chosen = logits.softmax(-1), weights > 0
     assert (chosen.sum(-1) == 2).all()
     close(weights.sum(-1), torch.ones(2, 3))
@@ -196,7 +360,7 @@ def auxiliary_losses_are_of_a_micro_batch():
     expected = 0.1 * balance(slice(None)) + 0.01 * (balance(0) + balance(1)) / 2
     close(auxiliary, torch.tensor(expected) + 0.001 * logits.logsumexp(-1).square().mean())
     # They are in the gradients and not in the loss, and joining micro batches would change them.
-    model = config("T", gated=True, experts=experts)
+    model = config("T", experts=experts)
     own, parts = weights_of(model), [batch(1), batch(1)]
     trained = train(model, ADAM, own, [parts])
     leaves = {name: weight.clone().requires_grad_() for name, weight in own.items()}
@@ -256,10 +420,16 @@ def close(ours, expected):
 CHECKS = (
     formulas_are_torchs,
     rotation_depends_on_the_distance,
+    positions_are_stretched,
+    windows_and_sinks_are_scores,
+    routers_of_deepseek_choose_by_bias_and_group,
+    latent_attention_is_attention_of_heads,
+    further_tokens_are_predicted_from_what_is_known,
     state_space_is_its_recurrence,
     packed_sequences_are_separate_ones,
     packed_samples_are_split_by_document,
     optimizer_is_torchs,
+    schedules_are_torchs,
     auxiliary_losses_are_of_a_micro_batch,
     masks_weigh_tokens,
     tensors_that_do_not_fit_are_not_compared,

@@ -40,7 +40,7 @@ def full() -> Report:
     matrix = Catalog.open(Path("/nonexistent")).matrix("certify-full")
     made = []
     cases = expansion(matrix, "certify-full", Capabilities(device=Device.CPU)).cases
-    for number, case in enumerate(case for case in cases if case.nodes == 1):
+    for number, case in enumerate(case for case in cases if case.most_nodes == 1):
         if case.is_baseline:
             made.append(case_of(case.id, baseline=None))
             continue

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import MatrixRow
-from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
+from envbuild.catalog.model_spec import MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
+from envbuild_smoke.plan.architecture import Moe
 from envbuild_smoke.plan.axes import AttentionBackend, LossMask, Precision, Recompute, Training
 from envbuild_smoke.plan.models import LayerSpec, Normalization
 
@@ -47,6 +48,7 @@ ANY: dict[str, dict[str, st.SearchStrategy]] = {
         "expert_tensor": st.sampled_from([None, 1, 2]),
         "parallel_output": st.booleans(),
         "continue_in": st.sampled_from([None, {"data": 2}, {"tensor": 2}, {"pipeline": 2}]),
+        "continue_nodes": st.sampled_from([None, 1, 2]),
         "recompute": st.sampled_from(get_args(Recompute)),
         "resume_at": st.sampled_from([1, 4, 5, 9]),
         "packed": st.booleans(),
@@ -86,7 +88,7 @@ def rows(draw: st.DrawFn) -> ResolvedRow:
         part = draw(st.sampled_from(sorted(parts)))
         field = draw(st.sampled_from(sorted(ANY[part])))
         parts[part][field] = draw(ANY[part][field])
-    moe = Experts(**parts["moe"]) if "moe" in parts else None
+    moe = Moe(**parts["moe"]) if "moe" in parts else None
     mamba = MambaLayers(**parts["mamba"]) if "mamba" in parts else None
     model = ModelSpec(**parts["model"], moe=moe, mamba=mamba)
     values = values_of(**parts["spec"])

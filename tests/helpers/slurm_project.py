@@ -10,10 +10,12 @@ from typing import Any
 
 import tomlkit
 
+from envbuild.catalog.data import data_root
 from envbuild.core.digests import sha256_file
 
 NAME = "virtual"
 FAKE_RUNNER = Path(__file__).with_name("fake_runner.py")
+AGREEING_RANKS = Path(__file__).with_name("agreeing_ranks.py")
 # The fake runner as node 0 of a job: it goes on with what is there, as the real one does, and waits behind its first
 # case while there is a file `hold` in the cluster's folder; `sweeps` there has what it measured instead of a good
 # network. The other nodes wait for it.
@@ -63,8 +65,26 @@ for number, line in enumerate(lines):
 end(int(last.read_text()) if last.exists() else 0)
 """
 
+# The real runner with other ranks.
+RANKED = """\
+from dataclasses import replace
+from envbuild_smoke import cli, runner
+from envbuild_smoke.ranks.program import RankProgram
 
-def write_cluster(project: Path, folder: Path, *, name: str = NAME, **slurm: Any) -> None:
+real, program = runner.run_plan, RankProgram(tasks="envbuild_smoke.agreeing_ranks")
+
+def run_plan(*arguments, options, **more):
+    return real(*arguments, options=replace(options, program=program), **more)
+
+if __name__ == "__main__":
+    runner.run_plan = run_plan
+    cli.run_and_exit()
+"""
+
+
+def write_cluster(
+    project: Path, folder: Path, *, name: str = NAME, image: dict[str, str] | None = None, **slurm: Any
+) -> None:
     """Define a cluster of the virtual nodes; ``folder`` is its shared storage, ``slurm`` changes its [slurm]."""
     file = project / "envs/clusters" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +102,7 @@ def write_cluster(project: Path, folder: Path, *, name: str = NAME, **slurm: Any
         "folder": str(folder),
         "slurm": table | slurm,
         "mounts": {"data": {"source": str(folder)}},
+        **({"image": image} if image else {}),
     }
     file.write_text(tomlkit.dumps(document))
 
@@ -94,6 +115,19 @@ def stepping_runner(folder: Path, storage: Path) -> tuple[Path, str]:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("fake_runner.py", source)
         archive.writestr("__main__.py", STEPPING.replace("{folder}", str(storage)))
+    return file, sha256_file(file)
+
+
+def ranked_runner(folder: Path) -> tuple[Path, str]:
+    """The real runner as a zipapp, with ranks that need no torch, and its digest."""
+    file = folder / "smoke.pyz"
+    smoke = data_root() / "smoke"
+    with zipfile.ZipFile(file, "w") as archive:
+        for module in (smoke / "envbuild_smoke").rglob("*.py"):
+            archive.write(module, str(module.relative_to(smoke)))
+        for module in (FAKE_RUNNER, AGREEING_RANKS):
+            archive.write(module, f"envbuild_smoke/{module.name}")
+        archive.writestr("__main__.py", RANKED)
     return file, sha256_file(file)
 
 

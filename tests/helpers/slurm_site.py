@@ -40,6 +40,7 @@ class Site:
         storage: the cluster's folder.
         command: the certification, without where it runs.
         runner: in the place of the real one.
+        nodes: of a job.
     """
 
     cluster: Cluster
@@ -47,13 +48,14 @@ class Site:
     storage: Path
     command: tuple[str, ...]
     runner: Path | None = None
+    nodes: int = 2
 
     @property
     def out(self) -> Path:
         return self.tool.project / "out"
 
     def words(self, *words: str) -> list[str]:
-        return [*self.command, "--out-dir", "out", "--on", NAME, "--nodes", "2", *words]
+        return [*self.command, "--out-dir", "out", "--on", NAME, "--nodes", str(self.nodes), *words]
 
     def certify(self, *words: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
         return self.tool.run(*self.words(*words), status=status)
@@ -86,7 +88,7 @@ class Site:
             text=True,
         )
         try:
-            wait_until(lambda: self.run_folder if results else [*self.out.glob("certificates/*/*/run/job.json")], 60)
+            wait_until(lambda: self.run_folder if results else [*self.out.glob("certificates/*/*/run/job.json")])
             yield process
         finally:
             process.kill()

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.processes import wait_until
-
-from envbuild.core import locks
+from helpers.services import SEARCHED, Service, library_folders, unpacked
 
 # sshd itself; it starts programs of the other one.
 PACKAGES = ("openssh-server", "openssh-sftp-server", "libwrap0")
@@ -60,18 +58,9 @@ class SshServer:
 
 
 def sshd_program(folder: Path) -> Path:
-    """This machine's sshd, else Debian's, unpacked without being installed: no service starts."""
-    if found := shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"):
-        return Path(found)
-    with locks.exclusive(folder.with_suffix(".lock")):
-        if not (folder / "complete").is_file():
-            loading = folder / "download"
-            loading.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=loading, check=True)
-            for package in loading.glob("*.deb"):
-                subprocess.run(["dpkg", "-x", package, folder], check=True)
-            (folder / "complete").touch()
-    return folder / "usr/sbin/sshd"
+    """This machine's sshd, else Debian's."""
+    own = shutil.which("sshd", path=SEARCHED)
+    return Path(own) if own else unpacked(folder, PACKAGES) / "usr/sbin/sshd"
 
 
 @contextlib.contextmanager
@@ -100,18 +89,13 @@ def ssh_server(sshd: Path, folder: Path, variables: Mapping[str, str] | None = N
     (programs / "ssh").chmod(0o755)
     words: list[Path | str] = [sshd, "-D", "-e", "-f", folder / "sshd.conf"]
     words = _as_root(words, folder) if os.getuid() == 0 else words
-    # The libraries of an unpacked sshd.
-    libraries = ":".join(map(str, sshd.parents[1].glob("lib/*-linux-gnu")))
-    with (folder / "log").open("wb") as log:
-        environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
-        process = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+    service = Service(words, {"LD_LIBRARY_PATH": library_folders(sshd.parents[2])}, folder / "log")
+    service.start()
     try:
-        wait_until(lambda: process.poll() is not None or _answers(port), 60)
-        assert process.poll() is None, (folder / "log").read_text()
+        service.wait_until(lambda: _answers(port))
         yield SshServer(folder, programs)
     finally:
-        process.terminate()
-        process.wait()
+        service.end()
 
 
 def _as_root(words: list[Path | str], folder: Path) -> list[Path | str]:

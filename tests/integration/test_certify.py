@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import Tool
+from faults import environments
+from faults.environments import new_file
 from helpers.processes import alive, wait_until
 
 from envbuild.catalog.catalog import Selection
@@ -90,6 +92,33 @@ def test_certify_known_wrong_cases_fail_and_the_rest_is_certified(
     # It "trains", and the loss falls. Only the comparison shows it, at once.
     for case in cases.values():
         assert case["problem"].startswith("parity-loss: step 1: loss expected 6.")
+
+
+@pytest.mark.slow
+def test_certify_finds_a_file_that_was_changed_with_its_record_and_compares_recipes(
+    stack_python: Path, mcore_lock: LockDirectory, site_cache: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(mcore_lock.path, tmp_path / "lockfiles" / "mcore" / mcore_lock.path.name)
+    tool = Tool(tmp_path, site_cache)
+    environment = environments.Environment(stack_python.parents[1]).copy(tmp_path / "venv")
+    words = ["certify", "--stack", "mcore", "--target", "cpu", "--in", "venv", "--venv", "venv"]
+    words += ["--only", "gpt-fp32-tp2", "--json"]
+    certified = json.loads(tool.run(*words).stdout)
+    assert [case["id"] for case in certified["cases"]] == [BASELINE, "gpt-fp32-tp2"]
+
+    recipe = "llama3_8b_pretrain_2gpu_h100_bf16_config"
+    compared = json.loads(tool.run(*words, "--against", recipe).stdout)
+    states = {field["name"]: field["state"] for field in compared["fields"]}
+    assert states["optimizer.adam_beta2"] == "not covered"
+    assert states["model.tensor_model_parallel_size"] == "covered"
+    assert states["model.rotary_base"] == "unknown"
+
+    file = "megatron/core/package_info.py"
+    new_file(environment.site_packages / file, (environment.site_packages / file).read_bytes() + b"\n")
+    environment.record(file)
+    error = json.loads(tool.run(*words, "--fresh", status=7).stdout)["error"]
+    assert [problem["check"] for problem in error["problems"]] == ["environment"]
+    assert error["problems"][0]["text"].startswith("megatron-core: its RECORD lists other files")
 
 
 @pytest.mark.slow

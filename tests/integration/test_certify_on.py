@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -43,8 +44,7 @@ def site(
     runner = stepping_runner(tmp_path, tmp_path / "storage")
     (tmp_path / "storage").mkdir()
     monkeypatch.setattr(job, "smoke_file", lambda _store: runner)
-    environment = {**virtual.programs.environment, "SLURM_CONF": f"{virtual.folder}/slurm.conf"}
-    tool = Tool(project, mini.cache, {**mini.env, **environment})
+    tool = Tool(project, mini.cache, {**mini.env, **virtual.environment})
     yield Site(virtual, tool, tmp_path / "storage", CERTIFY, runner[0])
     virtual.end_jobs()
 
@@ -95,10 +95,15 @@ def test_job_that_ctrl_c_left_is_followed_by_the_command_that_it_prints(site: Si
 
 
 @pytest.mark.slow
-def test_same_command_follows_a_job_that_a_killed_one_left(site: Site) -> None:
+@pytest.mark.parametrize("killed", ["later", "before it could write the record"])
+def test_same_command_follows_a_job_that_a_killed_one_left(site: Site, killed: str) -> None:
     hold(site)
     with site.started() as process:
         process.kill()
+        process.wait()
+    if killed != "later":
+        (record,) = site.out.glob("certificates/*/*/run/job.json")
+        record.unlink()
     release(site)
     done = site.certify()
     assert "submitted" not in done.stderr
@@ -222,6 +227,13 @@ def test_what_slurm_will_not_run_is_refused(site: Site, slurm: dict[str, Any], c
     printed = site.certify(status=code).stderr
     assert re.search(expected, printed, re.DOTALL), printed
     assert not site.slurm("squeue", "--noheader", "--states=PENDING,RUNNING").strip()
+
+
+@pytest.mark.slow
+def test_more_nodes_than_there_are(site: Site) -> None:
+    printed = dataclasses.replace(site, nodes=9).certify(status=8).stderr
+    assert "would never start, and was cancelled" in printed
+    assert "It asks for more nodes than its partition has" in printed
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def server(virtual: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFa
     """A login host whose profile prints, and knows where Slurm is."""
     home = tmp_path / "home"
     home.mkdir()
-    variables = {**virtual.programs.environment, "SLURM_CONF": f"{virtual.folder}/slurm.conf"}
+    variables = virtual.environment
     lines = [f"export {name}='{value}'" for name, value in variables.items()]
     (home / ".profile").write_text("\n".join(["echo 'Welcome. Job 12 is yours.'", *lines, ""]))
     sshd = sshd_program(shared_folder(tmp_path_factory) / "sshd")

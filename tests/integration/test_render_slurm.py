@@ -67,6 +67,7 @@ J = ["{{job_id}}"]
     # The virtual nodes have no GPUs.
     cluster = cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"gpus_per_node": 0})})
     (folder / "run").mkdir()
+    (folder / "run/smoke.pyz").touch()
     image = folder / "image.sqsh"
     image.write_bytes(b"an image\n")
     return replace(job_of(cluster, folder=f"{folder}/run"), image=str(image))
@@ -99,8 +100,8 @@ def test_variables_and_the_nodes_numbers_reach_the_step_as_they_are_written(clus
         assert not {"PYTHONPATH", "NCCL_NET"} & variables.keys()
         words = (tmp_path / f"words-{node}").read_text().split("\0")[:-1]
         # The head is where node 0 listens, and the time limit is known.
-        head, ends_at = words[-2:]
-        assert (head, int(ends_at) > 1_700_000_000) == ("127.0.0.1", True)
+        head, ends_at, token = words[-3:]
+        assert (head, int(ends_at) > 1_700_000_000, token) == ("127.0.0.1", True, f"token-{number}-0")
         assert (tmp_path / f"image-{node}").read_bytes() == b"an image\n"
     # The nodes' own copy is gone.
     assert not list(tmp_path.glob("envbuild-*.sqsh"))
@@ -109,10 +110,9 @@ def test_variables_and_the_nodes_numbers_reach_the_step_as_they_are_written(clus
 def test_a_job_that_is_submitted_from_a_job_has_nothing_of_it(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {**cluster.programs.environment, "SLURM_CONF": f"{cluster.folder}/slurm.conf"}
     # Together they are fatal to srun.
     outer = {"SLURM_JOB_ID": "999", "SLURM_NTASKS": "7", "SLURM_MEM_PER_NODE": "1", "SLURM_MEM_PER_CPU": "1"}
-    for name, value in {**own, **outer}.items():
+    for name, value in {**cluster.environment, **outer}.items():
         monkeypatch.setenv(name, value)
     commands = SlurmCommands()
     number = commands.submit(render_sbatch(job(tmp_path)))

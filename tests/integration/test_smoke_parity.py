@@ -14,7 +14,8 @@ import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 
 from envbuild.certify.judge.reference import compare_reference
-from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.axes import Layout
+from envbuild_smoke.plan.json_reader import as_json, read_object
 from envbuild_smoke.plan.reader import parse_plan
 from envbuild_smoke.results import CaseLine
 
@@ -41,6 +42,15 @@ def case(name: str, *, baseline: str | None = "baseline", **values: Any) -> Docu
 
 SIZES = ("data", "tensor", "pipeline", "virtual_pipeline", "context", "expert", "overlap")
 INTERLEAVED = {"pipeline": 2, "virtual_pipeline": 2}
+
+
+def plain(**sizes: int) -> Document:
+    """A layout that has these sizes alone."""
+    return as_json(Layout(**sizes))
+
+
+# Half of the ranks go on, with the state of the optimizer of all.
+HALVED = {"distributed_optimizer": True, "resume_at": 2, "continue_in": plain(data=2), "compare_weights": True}
 CASES = [
     case("gpt-fp32-dp2", data=2),
     case("gpt-fp32-tp2", tensor=2, compare_weights=True),
@@ -52,6 +62,8 @@ CASES = [
     case("gpt-fp32-dp2-do", data=2, distributed_optimizer=True, compare_weights=True),
     case("gpt-fp32-dp2-do-resume2", data=2, distributed_optimizer=True, resume_at=2, compare_weights=True),
     case("gpt-fp32-resume2", resume_at=2, compare_weights=True),
+    case("gpt-fp32-dp4-do-resume2-in-dp2", data=4, **HALVED),
+    case("gpt-fp32-tp2-resume2-in-dp4", tensor=2, resume_at=2, continue_in=plain(data=4), compare_weights=True),
     case("gpt-fp32-rc-full", recompute="full"),
     case("gpt-fp32-rc-selective", recompute="selective"),
     case("gqa-fp32-tp2-sp", tensor=2, sequence=True, compare_weights=True),
@@ -207,6 +219,8 @@ def test_what_was_built_is_observed(parity: Run) -> None:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "params_dtype": "float32",
+        "gradients_dtype": "float32",
+        "loss_scale": 1.0,
         "optimizer": "torch.optim.adamw.AdamW",
     }
     for case in CASES:
@@ -227,7 +241,7 @@ def test_what_was_built_is_observed(parity: Run) -> None:
 def test_each_rank_measures_how_long_it_computes_before_it_communicates(parity: Run) -> None:
     for case in (*BASELINES, *CASES):
         seconds = parity.cases[case["id"]]["compute_seconds"]
-        assert [len(of_rank) for of_rank in seconds] == [4] * case["world_size"], case["id"]
+        assert [len(of_rank) for of_rank in seconds] == [case["resume_at"] or 4] * case["world_size"], case["id"]
 
 
 # Each step of a clock that counts its readings: one when it begins, one at the first collective, one more at the end.
@@ -352,8 +366,8 @@ for index in range(30):
     (out / "cases" / case.id).mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        context = RankContext(case=case, model=plan.models[case.model], device="cpu", out=out, rank=0,
-                              host="127.0.0.1", port=port, world_size=1, listener=listener.detach(),
+        context = RankContext(case=case, part=case.parts[0], model=plan.models[case.model], device="cpu", out=out,
+                              rank=0, host="127.0.0.1", port=port, world_size=1, listener=listener.detach(),
                               save_final_weights=True, send=lambda message: None)
     drivers.module("mcore").train(context)
     kilobytes = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])

@@ -313,6 +313,11 @@ class Selection:
         """The stack as it is on the base: what it has for another device only is no part of it."""
         return self.catalog.stack(self.stack_name).on(self.base.device)
 
+    @property
+    def folder(self) -> Path:
+        """The folder that has the envs/ of the stack's file."""
+        return self.catalog.path("stacks", self.stack_name).parents[2]
+
     @cached_property
     def base(self) -> Base:
         return self.catalog.base(self.base_name)
@@ -322,7 +327,17 @@ class Selection:
         return self.catalog.target(self.target_name)
 
     def matrix_for(self, driver: Driver | None = None) -> str:
-        """The matrix that certifies the stack for the target without --matrix; ``driver``: the lock's."""
+        """The matrix that certifies the stack for the target without --matrix; ``driver``: the lock's.
+
+        Raises:
+            ConfigurationError: nothing trains in its environment.
+        """
+        if (driver or self.stack.driver) is Driver.NONE:
+            raise ConfigurationError(
+                f"no matrix certifies stack {self.stack_name}",
+                why='Its driver is "none": its image is built and import-checked, and nothing trains in it.',
+                fix='Give it a driver ("mcore", "nemo", "bridge") if its packages can train.',
+            )
         return self.stack.matrix_for(self.target.device, driver)
 
 

@@ -11,16 +11,21 @@ from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.catalog.fields import Name, PackageName, Specifier, TomlModel
 from envbuild.catalog.matrix import Matrix
-from envbuild.catalog.model_spec import Experts, ModelSpec
+from envbuild.catalog.model_spec import ModelSpec
+from envbuild_smoke.plan.architecture import Architecture, Latent, Moe
 from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Training, axes
 
 # A value, or that a number is there and larger or smaller: ">1", "<1e-5".
 _PATTERN = r"^([<>]\d+(\.\d+)?(e-?\d+)?|[A-Za-z][A-Za-z0-9_-]*)$"
 Condition = bool | int | Annotated[str, StringConstraints(pattern=_PATTERN)]
 # Left out: tables, of which moe's fields count by themselves. The layout that a case continues in is tried as one of
-# its own (certify/cases/known_wrong.py).
-_OF_CASES = {*(axis.name for axis in TABLE), *(field.name for field in fields(Training))} - {"continue_in"}
-_OF_MODELS = {*ModelSpec.model_fields, *Experts.model_fields} - {"moe", "mamba"}
+# its own (certify/cases/known_wrong.py), whatever its nodes.
+_CONTINUED = {"continue_in", "continue_nodes"}
+_OF_CASES = {*(axis.name for axis in TABLE), *(field.name for field in fields(Training))} - _CONTINUED
+_OF_MODELS = {
+    *(set(ModelSpec.model_fields) - {"moe", "mamba", "mla", "architecture"}),
+    *(each.name for kind in (Architecture, Latent, Moe) for each in fields(kind)),
+}
 FIELDS = tuple(sorted(_OF_CASES | _OF_MODELS))
 
 
@@ -105,8 +110,9 @@ def known_wrong(conflicts: Mapping[str, Conflict], versions: Mapping[str, str | 
 
 def values_of(values: Mapping[str, object], training: Training, model: ModelSpec) -> dict[str, object]:
     """All values of a case that an entry can name; ``values`` are those of its layout and settings."""
-    experts = dict(model.moe) if model.moe is not None else {}
-    return {**dict(model), **experts, **vars(training), **values}
+    tables = [vars(table) for table in (model.architecture, model.mla, model.moe) if table is not None]
+    own = {name: value for table in tables for name, value in table.items()}
+    return {**dict(model), **own, **vars(training), **values}
 
 
 def baselines(matrix: Matrix) -> Iterator[dict[str, object]]:

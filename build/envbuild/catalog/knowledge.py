@@ -69,22 +69,23 @@ class ScriptKnowledge(TomlModel):
 @cache
 def cuda() -> CudaKnowledge:
     """``cuda.toml``."""
-    return _load("cuda", CudaKnowledge)
+    return load("cuda", CudaKnowledge)
 
 
 @cache
 def packages() -> PackageKnowledge:
     """``packages.toml``."""
-    return _load("packages", PackageKnowledge)
+    return load("packages", PackageKnowledge)
 
 
 @cache
 def install_scripts() -> ScriptKnowledge:
     """``install-scripts.toml``."""
-    return _load("install-scripts", ScriptKnowledge)
+    return load("install-scripts", ScriptKnowledge)
 
 
-def _load(name: str, model: type[M]) -> M:
+def load(name: str, model: type[M]) -> M:
+    """The file of a name."""
     path = data_root() / "envs" / FOLDER / f"{name}.toml"
     wanted = toml.Wanted("envbuild's own data", why="It comes with envbuild.", fix="Install envbuild again.")
     return toml.load(path, model, wanted)

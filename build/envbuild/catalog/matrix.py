@@ -122,7 +122,7 @@ class Matrix(TomlModel):
 
     summary: str
     devices: tuple[Device, ...] = Field(min_length=1, description="the devices these cases can run on")
-    time_limit_seconds: Annotated[int, Field(gt=0, le=604_800, description="for each case")]
+    time_limit_seconds: Annotated[int, Field(gt=0, le=604_800, description="for each case, and each part of one")]
     models: dict[Name, ModelSpec] = Field(min_length=1)
     training: Annotated[Training, TableOf()]
     tolerance: dict[Precision, Band]

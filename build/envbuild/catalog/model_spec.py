@@ -7,21 +7,13 @@ from typing import Annotated, get_args
 from pydantic import Field, StringConstraints
 
 from envbuild.catalog.fields import TomlModel
-from envbuild_smoke.plan.models import BridgeRecipe, Dataset, Kind, LayerSpec, LoadBalancing, Normalization, Recipe
+from envbuild.catalog.tables import TableOf
+from envbuild_smoke.plan.architecture import PLAIN, Architecture, Latent, Moe
+from envbuild_smoke.plan.models import BridgeRecipe, Dataset, Kind, LayerSpec, Normalization, Recipe
 
 # With a vocabulary of 1 every loss is 0, whatever is computed; this many leave something to compare.
 LEAST_VOCABULARY = 32
 Heads = Annotated[int, Field(gt=0, le=1024)]
-
-
-class Experts(TomlModel):
-    """A mixture of experts in the place of each layer's MLP."""
-
-    num_experts: Annotated[int, Field(ge=2, le=1024)]
-    router_topk: Annotated[int, Field(ge=2, le=1024, description="experts that take each token")]
-    router_load_balancing_type: LoadBalancing = "none"
-    aux_loss_coeff: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="of the auxiliary loss")
-    z_loss_coeff: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="of the router's z loss")
 
 
 class MambaLayers(TomlModel):
@@ -52,6 +44,7 @@ class ModelSpec(TomlModel):
     qkv_bias: bool = Field(
         default=False, description="a bias on queries, keys and values where other layers have none, as in Qwen2"
     )
+    architecture: Annotated[Architecture, TableOf()] = PLAIN
     layer_spec: LayerSpec = "local"
     recipe: Recipe | None = Field(
         default=None,
@@ -61,13 +54,19 @@ class ModelSpec(TomlModel):
         default="mock",
         description="text: the runner's own, a token a byte, through Megatron-Core's datasets; with a recipe alone",
     )
-    moe: Experts | None = None
+    moe: Annotated[Moe, TableOf()] | None = None
+    mla: Annotated[Latent, TableOf()] | None = Field(default=None, description="attention of a model with RMSNorm")
     mamba: MambaLayers | None = Field(default=None, description="of kind mamba-hybrid, and only there")
 
     @property
     def query_groups(self) -> int:
         """How many groups of heads share keys and values."""
         return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """The size of a head, rounded down where hidden_size does not divide by the heads."""
+        return self.architecture.kv_channels or self.hidden_size // self.num_attention_heads
 
     @property
     def is_of_bridge(self) -> bool:

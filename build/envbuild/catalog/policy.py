@@ -24,6 +24,10 @@ class Policy(TomlModel):
     )
     shipped_matrix: bool = Field(default=True, description="the matrix must be what envbuild ships under its name")
     whole_matrix: bool = Field(default=True, description="every case of it must have passed, not a part")
+    max_excused_percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=12,
+        description="how much of it may be left out or fail because a shipped conflict says that it trains wrongly",
+    )
     target_gpus: bool = Field(default=True, description="the cases must have run on GPUs of the target's SMs")
     allow_not_vouched: bool = Field(
         default=False, description="publish although the locked versions are known to train something wrongly"

@@ -44,6 +44,8 @@ class Driver(str, Enum):
     MCORE = "mcore"
     NEMO = "nemo"
     BRIDGE = "bridge"
+    # An environment of workers, say: it is built and import-checked, and nothing trains in it.
+    NONE = "none"
 
 
 _MATRICES = {Driver.MCORE: "certify-quick", Driver.NEMO: "nemo-recipes", Driver.BRIDGE: "bridge-recipes"}
@@ -216,6 +218,26 @@ class AddedFile(TomlModel):
     reason: str = Field(min_length=1, description="why the stack needs it, with the evidence")
 
 
+class UvProject(TomlModel):
+    """A uv project whose uv.lock is the resolution of the stack: a folder, or a commit of a repository."""
+
+    path: str | None = Field(
+        default=None, min_length=1, description="its folder, as seen from the folder that has envs/"
+    )
+    git: str | None = Field(default=None, min_length=1, description="its repository, in the place of a folder")
+    ref: str | None = Field(default=None, min_length=1, description="branch, tag or commit of the repository")
+    extras: tuple[str, ...] = Field(default=(), description="extras of it that are installed, as by `uv sync --extra`")
+    groups: tuple[str, ...] = Field(default=(), description="dependency groups besides its default ones")
+
+    @model_validator(mode="after")
+    def _is_in_one_place(self) -> UvProject:
+        if (self.path is None) == (self.git is None):
+            raise ValueError("a project has either path or git")
+        if (self.git is None) != (self.ref is None):
+            raise ValueError("git and ref go together: the repository, and the branch, tag or commit")
+        return self
+
+
 def _twice(names: tuple[str, ...]) -> str | None:
     return next((name for position, name in enumerate(names) if name in names[:position]), None)
 
@@ -276,7 +298,10 @@ class Stack(TomlModel):
     margin_days: Annotated[int, Field(ge=0)] = Field(
         default=14, description="days after the anchor's date up to which 'release' takes packages"
     )
-    components: dict[PackageName, Component] = Field(min_length=1)
+    project: UvProject | None = Field(
+        default=None, description="a uv project, whose uv.lock decides every package; then components has none"
+    )
+    components: dict[PackageName, Component] = Field(default_factory=dict)
     requirements: dict[PackageName, Requirement] = Field(default_factory=dict)
     overrides: dict[PackageName, Override] = Field(default_factory=dict)
     takeover: Takeover | None = Field(
@@ -289,6 +314,15 @@ class Stack(TomlModel):
         default_factory=dict,
         description="files that the finished environment has besides its packages', by their paths below site-packages",
     )
+
+    @model_validator(mode="after")
+    def _something_decides_the_packages(self) -> Stack:
+        if self.project is None and not self.components:
+            raise MisplacedError(("components",), "a stack has components, or a project whose uv.lock has them")
+        deciding = {"anchor", "as_of", "margin_days", "components", "requirements", "overrides", "takeover"}
+        if self.project is not None and (idle := sorted(deciding & self.model_fields_set)):
+            raise ValueError(f"{', '.join(idle)}: the project's uv.lock decides every package")
+        return self
 
     @model_validator(mode="after")
     def _anchor_is_a_component(self) -> Stack:
@@ -313,7 +347,7 @@ class Stack(TomlModel):
             if name is not None and components[name].device is not None:
                 keys = ("components",) if place == "components" else ("takeover", "components")
                 raise MisplacedError((*keys, name, "device"), f"{name} decides the companions, and so on every base")
-        if all(spec.device is not None for spec in self.components.values()):
+        if self.components and all(spec.device is not None for spec in self.components.values()):
             raise MisplacedError(("components",), "each has a device, so that none may be left on a base")
         return self
 

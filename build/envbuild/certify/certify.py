@@ -12,6 +12,7 @@ from envbuild.certify.issue import Certification, evidence_of, issue_certificate
 from envbuild.certify.run.executors import MachineOptions, open_executor
 from envbuild.certify.run.integrity import check_unchanged, verify_and_stamp
 from envbuild.certify.run.job import CertifyJob, CertifyRequest, make_job
+from envbuild.certify.run.locked_files import locked_records, record_problems
 from envbuild.certify.run.run import hold_folder, run_cases
 from envbuild.core.errors import (
     CertificateRefusedError,
@@ -103,10 +104,14 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
 
 def _certify_cases(job: CertifyJob, executor: Executor, context: Context, options: CertifyOptions) -> None:
     """Run the cases, judge them and write the certificate."""
+    venv = options.machine.venv if job.request.place.launcher == "venv" else None
+    locked = locked_records(job.request.lock, context) if venv else {}
     try:
         run = run_cases(job, executor, options.machine, context, resume=options.resume)
         evidence = evidence_of(job, run, executor.name)
-        verdicts = judge_run(job, run, evidence, context)
+        # Afterwards: the runner has compared the files with these RECORDs.
+        changed = record_problems(locked, venv) if venv else []
+        verdicts = judge_run(job, run, evidence, context, changed)
     except (CertificationFailedError, ResultsRefusedError, CertificationCannotRunError) as error:
         if not isinstance(error, CertificationCannotRunError) or error.reason in REASONS_OF_IMAGE:
             # The last measurement counts, also where an earlier run passed.

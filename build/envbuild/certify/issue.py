@@ -20,13 +20,17 @@ from envbuild.certify.certificate.statement import (
     CertifiedRun,
     Measured,
     MeasuredBandwidth,
+    NodeRecord,
     SmokeRunner,
     make_certificate,
     subject_digests,
 )
+from envbuild.certify.fields.account import account_of, without_configuration
+from envbuild.certify.fields.knowledge import recipes, tried_fields
 from envbuild.certify.judge.judge import JUDGE_VERSION, judge, run_problems
 from envbuild.certify.judge.network import drain_commands
 from envbuild.certify.judge.nodes import number_problems
+from envbuild.certify.judge.results import Results
 from envbuild.certify.models import CaseVerdict, NotVouched, NotVouchedCase, Problem
 from envbuild.certify.report.console import failure, show, show_network
 from envbuild.certify.report.files import ReportFiles, end_of, standing_reports, write_reports
@@ -38,13 +42,16 @@ from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CertificateRefusedError, CertificationFailedError, ConfigurationError, disk_full
 from envbuild.core.files import space_is_low
 from envbuild.image.output import OCI_DIR
-from envbuild.lock.known_wrong import packages_of
+from envbuild.lock.known_wrong import packages_of, versions_of
 from envbuild.oci.files import FolderFiles, blob_path
 from envbuild.oci.write import docker_manifest
 from envbuild_smoke.network.limits import floors_of
 from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.results import BandwidthLine
+
+# Whose configuration is accounted for.
+LIBRARY = "megatron-core"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,7 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
             "environment": as_json(results.run.environment),
             "machine": as_json(results.run.machine),
             "image": as_json(results.run.image) if results.run.image else None,
+            "nodes": list(node_records(results)),
             # A sweep that failed has no figures; the problem gives the reason.
             "bandwidth": first if first is not None and first.failure is None else None,
             "network": sweeps if len(sweeps) > 1 or first is None else (),
@@ -104,6 +112,14 @@ def evidence_of(job: CertifyJob, run: FinishedRun, runtime: str) -> Evidence:
         }
     )
     return Evidence(runtime=runtime, measured=measured, plan_digest=run.plan.digest, nonce=run.plan.nonce)
+
+
+def node_records(results: Results) -> Iterator[NodeRecord]:
+    """Each node as it recorded itself, node 0 first."""
+    others = sorted(results.nodes, key=lambda line: line.node)
+    for node, state in ((0, results.run), *((line.node, line) for line in others)):
+        image = state.image.file_digest if state.image else None
+        yield NodeRecord(node=node, host=state.host, gpus=state.machine.gpus, image=image)
 
 
 def _measured_sweep(plan: Plan, line: BandwidthLine) -> MeasuredBandwidth:
@@ -119,14 +135,19 @@ def _measured_sweep(plan: Plan, line: BandwidthLine) -> MeasuredBandwidth:
     )
 
 
-def judge_run(job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context) -> tuple[CaseVerdict, ...]:
+def judge_run(
+    job: CertifyJob, run: FinishedRun, evidence: Evidence, context: Context, seen: Sequence[Problem] = ()
+) -> tuple[CaseVerdict, ...]:
     """The verdicts on all cases of a job, in its order, each passed or known to be wrong.
+
+    Args:
+        seen: problems of the run that are not in its results.
 
     Raises:
         CertificationFailedError: a case failed, or the run as a whole does not count; the reports show why.
     """
     results = run.results
-    problems = (*run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
+    problems = (*seen, *run_problems(run.plan, results), *number_problems(job.matrix, run.plan, results))
     verdicts = tuple(
         verdict.model_copy(update={"known_wrong": job.known_wrong.get(verdict.id, ())})
         for verdict in judge(job.cases, job.matrix, results, run.plan)
@@ -192,7 +213,8 @@ def _outcome(case_id: str, verdicts: Sequence[CaseVerdict]) -> NotVouchedCase:
 
 def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseVerdict]) -> CertifiedRun:
     """What certificates and reports share."""
-    subject = job.subject
+    subject, version = job.subject, versions_of(job.request.lock).get(LIBRARY)
+    account = account_of(vouched(verdicts), version, recipes(), tried_fields()) if version else None
     return CertifiedRun(
         stack=subject.stack,
         base=subject.base,
@@ -209,8 +231,9 @@ def _certified_run(job: CertifyJob, evidence: Evidence, verdicts: Sequence[CaseV
         envbuild=__version__,
         judge=JUDGE_VERSION,
         measured=evidence.measured,
-        cases=tuple(verdicts),
+        cases=tuple(map(without_configuration, verdicts)),
         not_vouched=tuple(_not_vouched(job, verdicts)),
+        fields=account,
     )
 
 
@@ -253,7 +276,9 @@ def issue_certificate(
             f"note: {job.certificate} was signed by key {keyid}; the new one is not signed (no --key)"
         )
     # Cases that failed as known are in not_vouched alone.
-    run = _certified_run(job, evidence, verdicts).model_copy(update={"cases": tuple(vouched(verdicts))})
+    run = _certified_run(job, evidence, verdicts).model_copy(
+        update={"cases": tuple(map(without_configuration, vouched(verdicts)))}
+    )
     predicate = {
         **run.model_dump(mode="json", by_alias=True),
         "key": job.key,

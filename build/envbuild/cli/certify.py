@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,9 @@ from envbuild.certify.readme import judge_command
 from envbuild.certify.report.describe import describe_matrix, projects_own
 from envbuild.certify.run.executors import DEFAULT_VENV, MachineOptions, parse_gpus
 from envbuild.certify.run.job import MOST_REPEATS, CertifyJob, CertifyRequest
+from envbuild.cli.against import show_against
 from envbuild.cli.command import command_line, given_options
-from envbuild.cli.common import FOLDER, LockedOptions, Session, as_command, out_dir
+from envbuild.cli.common import FILE, FOLDER, LockedOptions, Session, as_command, out_dir
 from envbuild.cli.options import flag, include, no_effect, option
 from envbuild.cli.print_cases import print_cases as show_cases
 from envbuild.cli.signing import KeyOptions, signer_of
@@ -42,6 +44,10 @@ KEY = ("key", "key_password")
 CONFLICTS = {
     "plan_out": ("It writes a plan, and runs nothing.", (*MACHINE, "judge", *KEY)),
     "judge": ("It judges results that exist already.", MACHINE),
+    "against": (
+        "It compares a recipe with a certificate that exists, and runs nothing.",
+        (*MACHINE, "repeat", "requeue", "plan_out", "judge", "print_cases", *KEY),
+    ),
     "print_cases": (
         "It prints the cases of the matrix, and runs nothing.",
         (*MACHINE, "place", "repeat", "on", "nodes", "requeue", "plan_out", "judge", *KEY),
@@ -94,6 +100,13 @@ class Options:
         "--plan-out DIR", "Run nothing; write a plan that another machine can run.", type=FOLDER
     )
     judge: str | None = option("--judge DIR|JOB", "Judge the results of the plan in DIR or, with --on, of a job.")
+    against: str | None = option(
+        "--against RECIPE",
+        "Run nothing; print which fields this recipe of Megatron-Bridge sets that no case of the certificate covers.",
+    )
+    hf_config: Path | None = option(
+        "--hf-config FILE", "With --against: the config.json of the recipe's model on its hub.", type=FILE
+    )
     keys: KeyOptions = include(KeyOptions)
     out_dir: Path = out_dir()
 
@@ -115,6 +128,9 @@ def command(session: Session, options: Options) -> None:
     if options.print_cases:
         names = options.matrix, options.wanted, options.locked.name
         show_cases(session, selection, *names, run_known_wrong=options.run_known_wrong)
+        return
+    if options.against is not None:
+        show_against(session, _request(session, selection, options), options.against, options.hf_config)
         return
     how = _certify_options(session, selection, options)
     request = _request(session, selection, options)
@@ -242,6 +258,8 @@ def _refuse_conflicts(context: click.Context) -> None:
         for other in others:
             if {mode, other} <= given:
                 raise no_effect(_flag(other), f"with {_flag(mode)}", why)
+    if "hf_config" in given and "against" not in given:
+        raise no_effect("--hf-config", "without --against", "It is for the recipe that --against names.")
     place = context.params["place"]
     for name, wanted in (("venv", "venv"), ("runtime", "sqsh")):
         if name in given and place != wanted:
@@ -257,8 +275,9 @@ def _print(session: Session, result: Certification) -> None:
     # Of a whole matrix nothing was left out but by shipped conflicts.
     own = "" if predicate.whole_matrix else ", ".join(projects_own(predicate.not_vouched))
     state = "certified" if result.written else "nothing to do: already certified"
-    repeats = max(case.repeat for case in predicate.cases)
-    count = f"{len({case.id for case in predicate.cases})} cases" + (f", {repeats} times each," if repeats > 1 else "")
+    runs = Counter(case.id for case in predicate.cases)
+    repeats = min(runs.values())
+    count = f"{len(runs)} cases" + (f", {repeats} times each," if repeats > 1 else "")
     session.done(
         {
             "ran": result.ran,

@@ -177,7 +177,11 @@ class Session:
         from envbuild.lock.lockdir import find_lock
 
         selection = self.select_locked(options, needs_target=needs_target)
-        return selection, find_lock(self.project, selection, options.name)
+        lock = find_lock(self.project, selection, options.name)
+        if addresses := lock.addresses:
+            # The site's own word on an index comes first: it may be a mirror.
+            self.site = self.site.model_copy(update={"indexes": {**addresses, **self.site.indexes}})
+        return selection, lock
 
     def remotes(self, store: str = "", mode: str = "") -> tuple[Remote, ...]:
         """The remote stores in force, or the one that an option names: by its name, its address, or ``off``."""

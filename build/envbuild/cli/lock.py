@@ -54,6 +54,13 @@ def pin_texts(context: click.Context, parameter: click.Parameter, values: tuple[
 class _Asked(SelectionOptions):
     """The options of one call, by their names."""
 
+    project: str | None = option(
+        "--project PATH|URL@REF",
+        "Lock a uv project: its uv.lock decides every package. Writes envs/stacks/NAME.toml, by which other commands "
+        "know it.",
+    )
+    extras: tuple[str, ...] = option("--extra NAME", "With --project: install this extra.", multiple=True)
+    groups: tuple[str, ...] = option("--group NAME", "With --project: install this dependency group.", multiple=True)
     nemo: str | None = option("--nemo REF", "The same as --pin nemo-toolkit=REF.")
     pins: dict[str, str] = option(
         "--pin COMPONENT=REF",
@@ -132,6 +139,12 @@ class _Asked(SelectionOptions):
                 "Add --check.",
             ),
             (
+                bool(self.extras or self.groups) and self.project is None,
+                "--extra and --group go with --project alone",
+                "They are those of a uv project.",
+                "Add --project, or write them under [project] of the stack.",
+            ),
+            (
                 self.nemo is not None and any(canonicalize_name(name) == "nemo-toolkit" for name in self.pins),
                 "nemo-toolkit is pinned twice",
                 "By --nemo and by --pin.",
@@ -166,6 +179,10 @@ def command(session: Session, asked: _Asked) -> None:
         _refuse_with(context, "--check", given - {"stack", "base", "name", "online"})
         _check(session, asked, asked.stack if "stack" in given else None)
     else:
+        if asked.project is not None:
+            _refuse_with(context, "--project", given & _OF_STACKS)
+            # Before the catalog is opened, which sees the file that this writes.
+            asked = replace(asked, stack=_project_stack(session, asked), name=None)
         _known_codes(session, asked.allow)
         # Without anything that means one lock: every lock of the project.
         if asked.diff and given <= {"diff", "base", "upgrade", "verify"}:
@@ -213,6 +230,16 @@ def _one_lock(session: Session, asked: _Asked) -> None:
     print_lock(session, result)
 
 
+def _project_stack(session: Session, asked: _Asked) -> str:
+    """The stack of the project that is named: the file that is there, or a new one."""
+    from envbuild.lock.project_stack import project_of, write_stack  # slow to import
+
+    definition = project_of(asked.project or "", session.project, asked.extras, asked.groups)
+    return write_stack(
+        definition, session.project, session.context, name=asked.name, base=asked.base, target=asked.target
+    )
+
+
 def _last_good_lock(session: Session, stack: str, name: str) -> GoodLock | None:
     """The newest lock of a name that the ledger has; None also where it cannot be read: another error is reported."""
     from envbuild.catalog.fields import moment_of
@@ -226,9 +253,12 @@ def _last_good_lock(session: Session, stack: str, name: str) -> GoodLock | None:
     return None
 
 
+# Options that decide what a stack resolves to.
+_OF_STACKS = {"stack", "nemo", "pins", "as_of", "no_as_of", "torch_build", "exact"}
 # What a mode does with locks, so that other options have no effect.
 _MODES = {
     "--all": "It makes the default lock of every stack on every base that it names; the option is for one lock.",
+    "--project": "The project's uv.lock decides every package: nothing is resolved.",
     "--check": "It compares existing locks with what they were made from: it resolves, installs and writes nothing.",
 }
 

@@ -20,6 +20,7 @@ from envbuild.core.errors import ConfigurationError
 from envbuild.lock.known_wrong import known_wrong_in
 from envbuild.lock.lockdir import find_lock
 from envbuild.lock.lockfile import LockDirectory
+from envbuild_smoke.plan.axes import Part
 
 
 def print_cases(
@@ -81,15 +82,20 @@ def _lock(session: Session, selection: Selection, name: str | None) -> LockDirec
 
 
 def _processes(case: Case) -> str:
-    nodes = f" on {case.nodes} nodes" if case.nodes > 1 else ""
-    return f"{case.world_size} process{'es' if case.world_size > 1 else ''}{nodes}"
+    return ", then ".join(dict.fromkeys(_ranks(part) for part in case.parts))
+
+
+def _ranks(part: Part) -> str:
+    size = part.layout.world_size
+    nodes = f" on {part.nodes} nodes" if part.nodes > 1 else ""
+    return f"{size} process{'es' if size > 1 else ''}{nodes}"
 
 
 def _case_json(case: Case) -> Json:
     return {
         "id": case.id,
-        "processes": case.world_size,
-        "nodes": case.nodes,
+        "processes": case.slots,
+        "nodes": case.most_nodes,
         "baseline": case.compared_with,
         "compares_weights": case.compare_weights,
     }

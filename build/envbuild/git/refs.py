@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 
 # git refuses shorter ones on large repositories, and words such as `add` or `face` are hex too.
@@ -78,6 +78,10 @@ class CommitKind(str, Enum):
     COMMIT = "commit"
 
 
+# The date of a commit whose repository was not read.
+UNREAD = datetime.fromtimestamp(0, timezone.utc)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Commit:
     """A commit, and how it was found.
@@ -92,6 +96,11 @@ class Commit:
     committed_at: datetime
     kind: CommitKind
     name: str
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its repository was read, so that its date is known and its files can be had."""
+        return self.committed_at != UNREAD
 
     @property
     def title(self) -> str:

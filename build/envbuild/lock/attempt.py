@@ -18,6 +18,7 @@ from envbuild.lock.resolve.builds import to_compile
 from envbuild.lock.resolve.declarations import finding_files
 from envbuild.lock.resolve.resolve import ResolvedPlan, pin_plan, resolve_plan
 from envbuild.lock.uv.program import NoUploadTimesError
+from envbuild.lock.uv_project.resolve import resolve_project
 from envbuild.lock.verification import UNVERIFIED, LockVerifier, VerifiedLock, note_verified, verify_lock
 
 
@@ -31,6 +32,9 @@ def attempt(inputs: LockInputs, context: LockContext, verifier: LockVerifier | N
     plan: LockPlan | None = None
     resolved: ResolvedPlan | None = None
     try:
+        if (definition := inputs.selection.stack.project) is not None:
+            resolved = resolve_project(inputs, definition, context)
+            return _finished(resolved, inputs, context, verifier)
         decided = decide_components(inputs, context)
         plan = make_plan(inputs, decided, context)
         with finding_files(plan, context) as files, reading_ahead(plan.project, files, context) as api_read:
@@ -45,16 +49,23 @@ def attempt(inputs: LockInputs, context: LockContext, verifier: LockVerifier | N
         if more:
             error = ResolutionError(f"{', '.join(sorted(more))} must be compiled")
             return Failure(inputs=inputs, error=error, decided=decided, plan=plan, resolved=resolved, to_compile=more)
-        checked = check_lock(resolved, context)
-        write_lock(resolved, checked, context)
-        directory = read_lock(context.folder)
-        verified = verify_lock(directory, inputs, verifier)
-        unverified = VerifiedLock(where=UNVERIFIED) if leaves_open(inputs.selection.stack) else None
-        note_verified(directory, verified or unverified)
+        return _finished(resolved, inputs, context, verifier)
     except NoUploadTimesError as failed:
         return _undated(inputs, failed, context)
     except EnvbuildError as failed:
         return Failure(inputs=inputs, error=failed, decided=decided, plan=plan, resolved=resolved)
+
+
+def _finished(
+    resolved: ResolvedPlan, inputs: LockInputs, context: LockContext, verifier: LockVerifier | None
+) -> NewLock:
+    """Check, write and verify what was resolved."""
+    checked = check_lock(resolved, context)
+    write_lock(resolved, checked, context)
+    directory = read_lock(context.folder)
+    verified = verify_lock(directory, inputs, verifier)
+    unverified = VerifiedLock(where=UNVERIFIED) if leaves_open(inputs.selection.stack) else None
+    note_verified(directory, verified or unverified)
     return NewLock(context.folder, verified)
 
 

@@ -49,6 +49,10 @@ def is_up_to_date(directory: LockDirectory, inputs: LockInputs, context: RunCont
     if directory.lock.inputs.digest != inputs.digest:
         return False
     moved = moved_branches(directory.lock, context)
+    if inputs.selection.stack.project is not None:
+        from envbuild.lock.uv_project.tree import moved_project  # slow to import
+
+        moved += filter(None, [moved_project(directory.lock, inputs.selection, context)])
     for line in moved:
         context.reporter.note(line)
     return not moved

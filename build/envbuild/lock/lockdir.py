@@ -176,7 +176,8 @@ def refuse_what_is_no_lock(path: Path) -> None:
     Raises:
         UsageError: the folder holds something else than a lock's files.
     """
-    own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, lockfile.BUILDS_FILE, *PHASE_FILES.values()}
+    own = {lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, lockfile.BUILDS_FILE, lockfile.WHEELS}
+    own |= {*PHASE_FILES.values()}
     with machine_errors(path):
         others = sorted({file.name for file in path.iterdir()} - own) if path.is_dir() else []
     if others:
@@ -229,8 +230,8 @@ def tidy(path: Path) -> None:
 
 def copy_files(lock: Path, into: Path) -> None:
     """Copy the files of a lock that was just made into a folder."""
-    builds = [lockfile.BUILDS_FILE] if (lock / lockfile.BUILDS_FILE).is_file() else []
-    for name in (lockfile.RECORD_FILE, lockfile.PROJECT_FILE, lockfile.UV_LOCK, *PHASE_FILES.values(), *builds):
+    for name in (*read_lock(lock).files, lockfile.UV_LOCK):
+        (into / name).parent.mkdir(exist_ok=True)
         (into / name).write_bytes((lock / name).read_bytes())
 
 

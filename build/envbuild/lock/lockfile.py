@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from envbuild import __version__
 from envbuild.catalog import toml
@@ -18,11 +19,14 @@ from envbuild.core.files import machine_errors
 from envbuild.core.text import quoted_command
 from envbuild.lock.models import SCHEMA, Lock, LockedComponent, LockedPhase, LockedTorch
 from envbuild.lock.requirement_lines import read_pins
+from envbuild.lock.uv_lock import parse_uv_lock
 
 RECORD_FILE = "stack.lock.toml"
 PROJECT_FILE = "pyproject.toml"
 # Next to the other files for use; it names the index of whoever locked, so it is not committed.
 UV_LOCK = "uv.lock"
+# The folder of a lock with the wheels of its project's own packages.
+WHEELS = "wheels"
 # The folder of a project with its locks: lockfiles/NAME/BASE.
 LOCKFILES = "lockfiles"
 # In the order of installation: what is built needs what was installed before.
@@ -54,6 +58,32 @@ class LockDirectory:
         """The packages from git that are built without isolation, with what is installed."""
         components = self.lock.components.items()
         return sorted(name for name, component in components if component.commit and component.phase is Phase.COMPILE)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where its named indexes were when it was made, by name: in the uv.lock next to it, which is not committed."""
+        path, indexes = self.path / UV_LOCK, self.lock.indexes
+        if not indexes or not path.is_file():
+            return {}
+        with machine_errors(path, "read"), contextlib.suppress(ValueError):
+            sources = {package.name: package.source for package in parse_uv_lock(path.read_text()).packages}
+            by_name = {name: sources.get(packages[0], {}).get("registry", "") for name, packages in indexes.items()}
+            return {name: address for name, address in by_name.items() if "://" in address}
+        return {}
+
+    @property
+    def own_wheels(self) -> dict[str, Path]:
+        """The wheels in it, by package."""
+        return {
+            canonicalize_name(parse_wheel_filename(name)[0]): self.path.absolute() / WHEELS / name
+            for name in self.lock.wheels
+        }
+
+    @property
+    def files(self) -> list[str]:
+        """Its files, by their paths in it."""
+        more = [*([BUILDS_FILE] if self.builds else []), *(f"{WHEELS}/{name}" for name in self.lock.wheels)]
+        return [RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values(), *more]
 
     def packages(self) -> dict[str, str]:
         """Every locked package and its version, by name, over all phases."""
@@ -93,7 +123,8 @@ def snapshot(lock: LockDirectory, folder: Path) -> LockDirectory:
     """
     with machine_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (RECORD_FILE, PROJECT_FILE, *PHASE_FILES.values(), *([BUILDS_FILE] if lock.builds else [])):
+        for name in lock.files:
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes((lock.path / name).read_bytes())
     # Installing takes minutes, in which another envbuild may publish a lock at that path.
     copy = read_lock(folder)
@@ -225,6 +256,11 @@ def _refuse_newer(text: str, record: Path) -> None:
 def _changed_files(path: Path, lock: Lock) -> list[str]:
     problems = []
     stated = {PROJECT_FILE: lock.pyproject_digest}
+    for name, digest in lock.wheels.items():
+        if Path(name).name != name:
+            problems.append(f"{name!r} is no name of a wheel")
+        else:
+            stated[f"{WHEELS}/{name}"] = digest
     for name, phase in lock.phases.items():
         # A record may come from elsewhere: no path that it names is opened, only the files of a lock.
         if phase.file != PHASE_FILES.get(name):

@@ -79,6 +79,18 @@ class LockedPhase(TomlModel):
     )
 
 
+class LockedProject(TomlModel):
+    """The uv project whose uv.lock is the lock's resolution."""
+
+    git: str | None = None
+    commit: str | None = None
+    dirty: bool = Field(default=False, description="its files were not all as in the commit")
+    uv_lock: str = Field(description="digest of its uv.lock")
+    pyproject: str = Field(description="digest of its pyproject.toml")
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
 class LockedTorch(TomlModel):
     """Which build of torch the lock took, and through which kind of place it was found (never where that is)."""
 
@@ -151,6 +163,10 @@ class Lock(TomlModel):
     overrides: dict[str, str] = Field(default_factory=dict, description="versions put over what packages declare")
     overridden: tuple[str, ...] = Field(default=(), description="declared ranges that overrides and pins go against")
     driver: Driver | None = Field(default=None, description="the training code of its certification cases")
+    project: LockedProject | None = Field(default=None, description="the uv project whose uv.lock decides it")
+    wheels: dict[str, str] = Field(
+        default_factory=dict, description="digests of the wheels in the lock, by file: the project's own packages"
+    )
     driver_because: str = Field(default="", description="why it is that driver")
     allowed: tuple[str, ...] = Field(default=(), description="findings of checks that the user let pass")
     warnings: tuple[str, ...] = Field(

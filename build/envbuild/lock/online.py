@@ -85,7 +85,8 @@ def refuse_gone(paths: Sequence[Path], context: Context) -> None:
         ConfigurationError: the site does not say where an index is.
         NetworkError: an index cannot be reached.
     """
-    locks = {path: list(_locked_files(read_lock(path), context.site)) for path in paths}
+    directories = {path: read_lock(path) for path in paths}
+    locks = {path: list(_locked_files(lock, _site(lock, context.site))) for path, lock in directories.items()}
     every = [locked for packages in locks.values() for locked in packages]
     with context.reporter.step("compare the locked files with the indexes"):
         pages = _pages(every, context.site)
@@ -111,13 +112,17 @@ def refuse_gone(paths: Sequence[Path], context: Context) -> None:
         )
 
 
+def _site(lock: LockDirectory, site: Site) -> Site:
+    return site.model_copy(update={"indexes": {**lock.addresses, **site.indexes}})
+
+
 def _locked_files(lock: LockDirectory, site: Site) -> Iterator[_LockedFiles]:
     own = locked_indexes(site, lock.lock.indexes, lock.lock.title).places
     general, folders = asked_indexes(), find_links()
     names = _names(lock)
     for package, content in locked_content(lock, _HASHED).items():
-        if not content.hashes:
-            continue  # what an address names itself
+        if not content.hashes or package in lock.own_wheels:
+            continue  # what an address names itself, or the lock has
         if package in own:
             places: tuple[str, ...] = (project_url(own[package].url, package),)
         elif package == "torch" and lock.lock.torch.build != PACKAGE_INDEX_BUILD:

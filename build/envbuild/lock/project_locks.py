@@ -122,6 +122,10 @@ def check_one(path: Path, catalog: Catalog, context: RunContext) -> CommittedLoc
                 problem="the stack, the base, the known conflicts or the companions changed since it was made",
             )
         moved = moved_branches(lock, context)
+        if stack.project is not None:
+            from envbuild.lock.uv_project.tree import moved_project  # slow to import
+
+            moved += filter(None, [moved_project(lock, selection, context)])
         return CommittedLock(path=path, problem="; ".join(moved))
     except (CheckRefusedError, ConfigurationError) as error:
         return CommittedLock(path=path, problem=f"{error.what}: {error.why}")

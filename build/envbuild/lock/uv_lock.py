@@ -104,6 +104,7 @@ class Override(_Table):
     """An override of the project; one for the declarations of a single package has no name of its own."""
 
     name: str = ""
+    specifier: str = ""
     marker: str = ""
 
 
@@ -116,8 +117,14 @@ class _Options(_Table):
 
 
 class UvLock(_Table):
-    """A whole uv.lock; its packages are those of the project and the project itself."""
+    """A whole uv.lock; its packages are those of the project and the project itself.
 
+    Attributes:
+        supported_markers: the platforms that it is for; empty: all.
+    """
+
+    requires_python: str = ""
+    supported_markers: tuple[str, ...] = ()
     packages: tuple[ResolvedPackage, ...] = Field(alias="package")
     manifest: _Manifest = _Manifest()
     options: _Options = _Options()
@@ -125,7 +132,7 @@ class UvLock(_Table):
     @property
     def locked(self) -> tuple[ResolvedPackage, ...]:
         """The packages without the project itself."""
-        # uv calls the source of the project itself virtual, since it has `package = false`.
+        # uv calls the source of a project with `package = false` virtual.
         return tuple(package for package in self.packages if "virtual" not in package.source)
 
 

@@ -13,7 +13,7 @@ from envbuild.catalog.models import Target
 from envbuild.catalog.policy import Policy
 from envbuild.certify.certificate.envelope import encode
 from envbuild.certify.certificate.file import open_certificate
-from envbuild.certify.certificate.statement import Certificate
+from envbuild.certify.certificate.statement import Certificate, Predicate
 from envbuild.certify.certificate.trust import Trust, TrustedKey
 from envbuild.certify.certificate.verify import About, VerifiedCertificate, oldest_measurement, verify
 from envbuild.core.digests import sha256_bytes
@@ -169,6 +169,8 @@ def objections(
         )
     if policy.whole_matrix and not predicate.whole_matrix:
         yield Objection("part-of-matrix", f"It passed a part of matrix {predicate.matrix}, not all of it.")
+    if why := _too_many_excused(predicate, policy.max_excused_percent):
+        yield Objection("excused", why)
     if policy.target_gpus and (why := _wrong_gpus(statement, sms)):
         yield Objection("gpu", why)
     if predicate.not_vouched and not policy.allow_not_vouched:
@@ -176,6 +178,15 @@ def objections(
         why = f"The certificate does not vouch for {names}, and the policy does not allow that."
         yield Objection("not-vouched", why)
     yield from _about_base(policy, base_rebuilt)
+
+
+def _too_many_excused(predicate: Predicate, most_percent: int) -> str:
+    """Why too few cases vouch for the image; empty where there are enough."""
+    excused, every = len(predicate.excused), len(predicate.excused | {case.id for case in predicate.cases})
+    if excused * 100 <= every * most_percent:
+        return ""
+    names = ", ".join(entry.name for entry in predicate.not_vouched if entry.cases)
+    return f"{excused} of {every} cases are excused by {names}; the policy allows {most_percent} percent."
 
 
 def _about_base(policy: Policy, rebuilt: bool) -> Iterator[Objection]:

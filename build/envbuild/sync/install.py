@@ -10,12 +10,13 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from envbuild.catalog import knowledge
+from envbuild.catalog.stack import Phase
 from envbuild.core.errors import BuildError, ConfigurationError, EnvbuildError, MachineError, NetworkError, disk_full
 from envbuild.core.exit_status import describe_status, full_disk, ran_out_of_space, tail
 from envbuild.core.files import machine_errors, write_atomic
 from envbuild.core.process import Finished
 from envbuild.core.progress import Reporter
-from envbuild.lock.lockfile import PHASE_FILES, LockDirectory, git_build_options
+from envbuild.lock.lockfile import PHASE_FILES, WHEELS, LockDirectory, git_build_options
 from envbuild.lock.record.content import locked_content, packages_by_index
 from envbuild.lock.requirement_lines import pinned_package, without_packages
 from envbuild.lock.uv.interpreter import pyenv_python
@@ -134,6 +135,9 @@ def install_packages(
             continue
         ready = {name: path for name, path in scope.wheels.items() if _phase_of(lock, name) == phase}
         built = sum(path.endswith(".whl") for path in ready.values())
+        if phase == Phase.MAIN.value:
+            wheels = {name: f"{place.lock}/{WHEELS}/{wheel.name}" for name, wheel in lock.own_wheels.items()}
+            ready |= {name: path for name, path in wheels.items() if name not in scope.leave_out}
         title = f"install phase {phase}{label}: {count} packages"
         with reporter.step(title + (f", {built} from the wheelhouse" if built else "")):
             pip = _PipInstall(lock, place, phase, source)

@@ -1,9 +1,6 @@
-"""The parts of a case that a framework trains with its own pretrain, and what such a case cannot have."""
+"""What drivers share: options by Megatron's names, the numbers of a step, and what a recipe's case cannot have."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from envbuild_smoke.plan.axes import TABLE, Layout
@@ -13,31 +10,6 @@ from envbuild_smoke.results import Step
 # By name, of types of a library's own: arguments of a function or class, and what checkpoints and modules hold.
 Options = dict[str, Any]
 State = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One call of the framework's pretrain: the steps of `case` `after` one and `until` another, counted from 1.
-
-    The layout may differ from that of the part before. A checkpoint is a directory.
-    """
-
-    case: Case
-    after: int = 0
-    until: int
-    resumes_from: Path | None = None
-    saves_to: Path | None = None
-
-
-def parts_of(case: Case, checkpoint: Path) -> Iterator[Part]:
-    """Return the parts of a case: two where it is resumed, with a `checkpoint` between them."""
-    steps = case.training.steps
-    if case.resume_at is None:
-        yield Part(case=case, until=steps)
-        return
-    yield Part(case=case, until=case.resume_at, saves_to=checkpoint)
-    there = replace(case, layout=case.continue_in or case.layout)
-    yield Part(case=there, after=case.resume_at, until=steps, resumes_from=checkpoint)
 
 
 def parallel_sizes(layout: Layout) -> Options:

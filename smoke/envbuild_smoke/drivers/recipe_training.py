@@ -14,6 +14,7 @@ import torch
 from megatron.core import num_microbatches_calculator
 from megatron.core.transformer.module import Float16Module
 
+from envbuild_smoke.drivers.handover import Handover, hand_over, handed_over
 from envbuild_smoke.drivers.mcore import checkpoints
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.observed_config import observe
@@ -24,7 +25,6 @@ from envbuild_smoke.drivers.mcore.processes import (
     is_reporting_rank,
     joined,
 )
-from envbuild_smoke.drivers.parts import Part, parts_of
 from envbuild_smoke.rank_context import RankContext
 from envbuild_smoke.results import Gradient, HuggingFace, Perturbed, Step
 
@@ -46,11 +46,11 @@ class PartRun:
 
     `start` gets the chunks of the model once they are built, and changes their weights: what the optimizer has copied
     are others. `end` gets the chunks when they are trained, each inside of Megatron's
-    DistributedDataParallel, the optimizer and the data. `steps` has those of the parts before; `gradients` are those of
-    the first step. `hugging_face` is what a framework compares before the first part, unless its weights are moved.
+    DistributedDataParallel, the optimizer and the data. `gradients` are those of the first step of the case.
+    `hugging_face` is what a framework compares before the first part, unless its weights are moved.
     """
 
-    part: Part
+    context: RankContext
     start: Callable[[Chunks], None]
     end: Callable[[Chunks, Any, Data, HuggingFace | None], None]
     is_moved: bool
@@ -58,10 +58,22 @@ class PartRun:
     gradients: tuple[Gradient, ...] = ()
     hugging_face: HuggingFace | None = None
 
+    @property
+    def next_step(self) -> int:
+        """The number of the step that comes next, or is under way."""
+        return self.context.part.after + len(self.steps) + 1
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether those of the first step have yet to be summarized."""
+        return not self.gradients and self.next_step == 1
+
     def finish(self, wrapped: Chunks, optimizer: Any, data: Data) -> None:
         """Call `end`; raise RuntimeError where the framework has trained more steps than the part has, or fewer."""
-        if len(self.steps) != self.part.until:
-            raise RuntimeError(f"{len(self.steps)} steps were trained, where the case has {self.part.until}")
+        part = self.context.part
+        if self.next_step != part.until + 1:
+            wanted = part.until - part.after
+            raise RuntimeError(f"{len(self.steps)} steps were trained, where this part of the case has {wanted}")
         self.end(wrapped, optimizer, data, self.hugging_face)
 
 
@@ -80,7 +92,7 @@ def unwrapped(wrapped: Chunks) -> Chunks:
 
 
 def train_recipe(context: RankContext, framework: Framework) -> None:
-    """Train the case of `context`, reporting each step from the last pipeline stage.
+    """Train the part of a case, reporting each step from the last pipeline stage.
 
     When it returns, nothing of the case is left in the process. Raises ValueError for a case that recipes do not
     train, and FloatingPointError at a step whose loss or gradients are not finite.
@@ -108,7 +120,8 @@ class _Training:
     def __init__(self, context: RankContext, framework: Framework, moved_by: int | None = None) -> None:
         self._context, self._case, self._moved_by = context, context.case, moved_by
         self._framework, self._reports = framework, False
-        self._samples = SamplesRead()
+        self._before = handed_over(context)
+        self._samples = SamplesRead(self._before.samples)
 
     def run(self, weights: dict[str, torch.Tensor]) -> tuple[list[Step], tuple[Gradient, ...]]:
         """Train; return the steps, and the gradients of the first one.
@@ -116,30 +129,24 @@ class _Training:
         A copy of the final weights goes into `weights` where the case is trained again.
         """
         _seed(self._case.training.seed)
-        gradients: tuple[Gradient, ...] = ()
-        steps: list[Step] = []
-        hugging_face: HuggingFace | None = None
-        for part in parts_of(self._case, self._context.resume_checkpoint):
-            run = PartRun(
-                part=part,
-                start=self._start,
-                end=partial(self._end, part, weights),
-                is_moved=self._moved_by is not None,
-                steps=steps,
-                hugging_face=hugging_face,
-            )
-            self._framework.pretrain(self._context, run)
-            steps, gradients, hugging_face = run.steps, gradients or run.gradients, run.hugging_face
-            is_last = part.until == self._case.training.steps
-            if is_last and self._moved_by is None and self._reports:
-                for step in steps:
-                    self._context.report_step(step)
-                self._context.report(gradients=gradients)
-            self._framework.forget()
-            num_microbatches_calculator.unset_num_microbatches_calculator()
-            forget_parallelism()
-            gc.collect()
-        return steps, gradients
+        run = PartRun(
+            context=self._context,
+            start=self._start,
+            end=partial(self._end, weights),
+            is_moved=self._moved_by is not None,
+            hugging_face=self._before.hugging_face,
+        )
+        self._framework.pretrain(self._context, run)
+        if self._moved_by is None and self._reports:
+            for step in run.steps:
+                self._context.report_step(step)
+            if run.gradients:
+                self._context.report(gradients=run.gradients)
+        self._framework.forget()
+        num_microbatches_calculator.unset_num_microbatches_calculator()
+        forget_parallelism()
+        gc.collect()
+        return run.steps, run.gradients
 
     def _start(self, chunks: Chunks) -> None:
         """Save the weights of a baseline, load those of any other case."""
@@ -157,7 +164,6 @@ class _Training:
 
     def _end(
         self,
-        part: Part,
         weights: dict[str, torch.Tensor],
         wrapped: Chunks,
         optimizer: Any,
@@ -166,21 +172,24 @@ class _Training:
     ) -> None:
         # A framework may have destroyed Megatron's groups when it returns.
         self._reports = is_reporting_rank()
-        training = self._case.training
-        per_step = training.microbatches(part.case.layout) * training.micro_batch_size
+        context, training, part = self._context, self._case.training, self._context.part
+        per_step = training.microbatches(self._case.layout) * training.micro_batch_size
         data.add_samples(self._samples, part.until - part.after, per_step)
-        if part.until < training.steps:
+        if not context.is_last:
+            samples = self._samples.digest(training)
+            if self._reports:
+                hand_over(context, Handover(samples=samples, hugging_face=hugging_face))
             return
         if self._case.perturbed_runs:
             named = (pair for chunk in unwrapped(wrapped) for pair in chunk.named_parameters())
             weights.update((name, value.detach().clone()) for name, value in named)
         if self._moved_by is not None:
             return
-        observed = observe(part.case, wrapped, optimizer, self._samples)
+        observed = observe(self._case, wrapped, optimizer, self._samples)
         if self._reports:
-            self._context.report(observed=replace(observed, hugging_face=hugging_face))
-        if self._context.save_final_weights:
-            checkpoints.save_weights(unwrapped(wrapped), self._context.final_checkpoint)
+            context.report(observed=replace(observed, hugging_face=hugging_face))
+        if context.save_final_weights:
+            checkpoints.save_weights(unwrapped(wrapped), context.final_checkpoint)
 
 
 def fill_zeros(chunks: Chunks, seed: int) -> None:

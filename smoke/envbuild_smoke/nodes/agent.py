@@ -6,11 +6,12 @@ Node 0 sends one command a message:
   {"command": "acquire", "keys": [..], "devices": [..], "logs": [..], "fresh": bool}
   {"command": "task", "key": n, "task": {..}}           with the fields of RankCommand
   {"command": "release"|"retire", "keys": [..]}, {"command": "stacks", "key": n}
+  {"command": "gpu-states"}            after the last task
 and reads what the agent reports:
   {"event": "bound", "port": n}        a port that is bound, for ranks to meet at
   {"event": "pong", "sent": t, "monotonic_seconds": t, "time_of_day": t}
   {"event": "state", "state": {..}}    what runs here: the fields of NodeState
-  {"event": "canary", "seen": bool}
+  {"event": "canary", "seen": bool}, {"event": "gpu-states", "states": [..]}
   {"event": "server", "content": {..}|null, "end": TEXT}
   {"event": "started", "key": n, "pid": n, "fresh": bool}, {"event": "rank", "key": n, "message": {..}}
   {"event": "exit", "key": n, "status": n, "monotonic_seconds": t}, {"event": "lost", "key": n}
@@ -22,6 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild_smoke.environment import gpus
 from envbuild_smoke.nodes import canary
 from envbuild_smoke.nodes.hub import SILENCE_SECONDS
 from envbuild_smoke.nodes.wire import Message, Wire, WireError
@@ -102,6 +104,9 @@ class Agent:
     def _done(self, since: float, message: Message) -> bool:
         """Do a command; False if it has to wait."""
         command = message["command"]
+        answers = {"canary": self._answer_canary, "gpu-states": self._answer_gpu_states}
+        if command in answers:
+            return answers[command](since, message)
         if command == "acquire":
             late = time.monotonic() > since + DEATH_LIMIT_SECONDS
             if not late and not self._pool.is_clear(message["devices"]):
@@ -116,8 +121,6 @@ class Agent:
             self._pool.retire([self._held[key].process for key in message["keys"] if key in self._held])
         elif command == "stacks" and message["key"] in self._held:
             self._pool.request_stacks(self._held[message["key"]].process)
-        elif command == "canary":
-            return self._answer_canary(since, message)
         elif command == "start-server":
             self._pool.start_server()
         elif command == "end":
@@ -129,6 +132,13 @@ class Agent:
         if not seen and time.monotonic() < since + canary.LIMIT_SECONDS:
             return False
         self.send({"event": "canary", "seen": seen})
+        return True
+
+    def _answer_gpu_states(self, since: float, _message: Message) -> bool:
+        # Without the memory of ranks that wait.
+        if not self._pool.emptied() and time.monotonic() < since + DEATH_LIMIT_SECONDS:
+            return False
+        self.send({"event": "gpu-states", "states": gpus.states(self._context.options.gpus)})
         return True
 
     def _acquire(self, message: Message) -> None:

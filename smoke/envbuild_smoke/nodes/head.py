@@ -30,7 +30,7 @@ class NodesError(Exception):
 def open_nodes(pool: Pool, options: Options, on_node: int, emit: Emit, stop: Callable[[], bool]) -> NodePools:
     """Listen, wait until the agents of all other nodes have joined, and return the pools of all nodes.
 
-    Raises NodesError when some do not come in time, or do not have this results folder.
+    Raises NodesError when some cannot take part, do not come in time, or do not have this results folder.
     """
     plan, out = pool.plan, pool.out
     listener = socket.create_server((options.head[0], options.head[1]), backlog=1024)
@@ -58,6 +58,8 @@ def open_nodes(pool: Pool, options: Options, on_node: int, emit: Emit, stop: Cal
     while hub.missing:
         if stop():
             raise RunInterruptedError
+        if hub.unable:
+            raise NodesError("; ".join(f"node {node}: {why}" for node, why in sorted(hub.unable.items())))
         if time.monotonic() > limit:
             missing = ", ".join(map(str, hub.missing))
             raise NodesError(

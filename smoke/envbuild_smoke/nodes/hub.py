@@ -42,7 +42,8 @@ class Hub:
     """The agents of a run of `nodes` nodes, of which this process is node 0.
 
     `admits` returns why an agent is refused, "" if it is not; `on_refused` is called with a sentence for each
-    connection that is turned away, and `on_message` with every message of an agent.
+    connection that is turned away, and `on_message` with every message of an agent. `unable` is, by node that has no
+    agent, why it cannot take part.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Hub:
     ) -> None:
         listener.setblocking(False)
         self.agents: dict[int, Agent] = {}
+        self.unable: dict[int, str] = {}
         self._listener = listener
         self._nodes = nodes
         self._token = token
@@ -132,8 +134,14 @@ class Hub:
         try:
             for message in greeting.wire.receive():
                 greeting.receive(message)
-            if greeting.joining is not None and greeting.node is not None:
+            if greeting.node is None:
+                return
+            if greeting.joining is not None:
                 self._take_in(greeting, greeting.node, greeting.joining, now)
+            elif greeting.node in self.missing:
+                self.unable[greeting.node] = greeting.unable
+                greeting.refuse(greeting.unable)
+                self._turn_away(greeting, f"node {greeting.node} cannot take part: {greeting.unable}")
         except WireError as error:
             self._turn_away(greeting, f"{peer}: {error}")
 

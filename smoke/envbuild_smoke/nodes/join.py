@@ -39,12 +39,16 @@ class RefusedError(Exception):
 
 
 class HeadGreeting:
-    """The head's side of one handshake; `receive` is called with each message until `joining` is there."""
+    """The head's side of one handshake; `receive` is called with each message until `joining` is there.
+
+    Or until `unable` is: why a node cannot take part.
+    """
 
     def __init__(self, wire: Wire, token: bytes) -> None:
         self.wire = wire
         self.node: int | None = None
         self.joining: Joining | None = None
+        self.unable = ""
         self._token = token
         self._greeting: Greeting | None = None
         self._proven = False
@@ -59,6 +63,8 @@ class HeadGreeting:
             self.wire.authenticate(self._greeting.session_key(self._token), "head")
             self._proven = True
             self.wire.send({"event": "proven"})
+        elif "unable" in message:
+            self.node, self.unable = self._greeting.node, str(message["unable"])
         else:
             try:
                 self.joining = read_object(Joining, message, "an agent")
@@ -91,9 +97,31 @@ def join(
     The address in `joining` is taken from this end of the connection.
     Raises WireError when there is no such head within the limit, and RefusedError.
     """
-    connection = _connect(address, limit_seconds)
-    host = connection.getsockname()[0]
-    wire = Wire(connection)
+    wire = _proven(address, node, token, limit_seconds)
+    try:
+        wire.send(asdict(replace(joining, address=wire.address)))
+        answer = _next(wire)
+        if answer.get("event") != "admitted":
+            raise RefusedError(str(answer.get("reason")))
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+def decline(address: Callable[[], tuple[str, int]], node: int, token: bytes, why: str, *, limit_seconds: float) -> None:
+    """Tell the head that this node cannot take part in the run, which ends with that. Raises WireError."""
+    wire = _proven(address, node, token, limit_seconds)
+    try:
+        wire.send({"unable": why})
+        _next(wire)
+    finally:
+        wire.close()
+
+
+def _proven(address: Callable[[], tuple[str, int]], node: int, token: bytes, limit_seconds: float) -> Wire:
+    """Return a connection to the head, both of whose ends have the token. Raises WireError."""
+    wire = Wire(_connect(address, limit_seconds))
     try:
         mine = nonce()
         wire.send({"hello": VERSION, "node": node, "nonce": mine})
@@ -107,10 +135,6 @@ def join(
         wire.send({"proof": greeting.proof(token, "agent")})
         wire.authenticate(greeting.session_key(token), "agent")
         _next(wire)
-        wire.send(asdict(replace(joining, address=host)))
-        answer = _next(wire)
-        if answer.get("event") != "admitted":
-            raise RefusedError(str(answer.get("reason")))
     except BaseException:
         wire.close()
         raise

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,10 +14,9 @@ from envbuild_smoke.environment.findings import file_findings
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.nodes.agent import Agent, LostHeadError
 from envbuild_smoke.nodes.head import JOIN_SECONDS, PORT_FILE
-from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, join
+from envbuild_smoke.nodes.join import RETRY_SECONDS, Joining, RefusedError, decline, join
 from envbuild_smoke.nodes.wire import WireError
 from envbuild_smoke.plan.models import Plan
-from envbuild_smoke.run import resume
 from envbuild_smoke.run.background import result_of
 from envbuild_smoke.run.context import RunContext, RunInterruptedError
 from envbuild_smoke.run.forkserver import ForkServerError
@@ -74,6 +74,16 @@ def run_node(pool: Pool, options: Options, on_node: int, emit: Emit, stop: threa
     agent.serve()
 
 
+def tell_head(options: Options, out: Path, why: str, stop: threading.Event) -> None:
+    """Tell node 0 that this node cannot take part; it would wait for it. Where that is impossible, node 0 does wait."""
+    host, port = options.head
+    with suppress(WireError, RunInterruptedError):
+        text = f"{why} (on {host_name()})"
+        decline(
+            lambda: (host, port or _port(out, stop)), options.node_rank, options.token, text, limit_seconds=JOIN_SECONDS
+        )
+
+
 def _port(out: Path, stop: threading.Event) -> int:
     """Return the port that node 0 has written into the results folder. Raises WireError when it does not."""
     limit = time.monotonic() + JOIN_SECONDS
@@ -85,11 +95,6 @@ def _port(out: Path, stop: threading.Event) -> int:
                 raise WireError(f"{out / PORT_FILE} did not come within {JOIN_SECONDS:g} s") from error
         time.sleep(RETRY_SECONDS)
     raise RunInterruptedError
-
-
-def lock_node(out: Path, node: int) -> int:
-    """Lock this node's part of the output directory; as `resume.lock_folder`, for the ranks of one node."""
-    return resume.lock_folder(out, f"{resume.LOCK}-node{node}")
 
 
 def address_variables(plan: Plan, address: str) -> dict[str, str]:

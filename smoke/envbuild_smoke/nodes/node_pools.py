@@ -11,9 +11,10 @@ from envbuild_smoke.nodes.wire import Message
 from envbuild_smoke.plan.json_reader import read_object
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.ranks.ipc import RankCommand
-from envbuild_smoke.results import NodeLine, NodeState
+from envbuild_smoke.results import NodeEnd, NodeLine, NodeState
+from envbuild_smoke.run.context import POLL_SECONDS
 from envbuild_smoke.run.forkserver import ForkServerError
-from envbuild_smoke.run.pool import Meeting, Pool, RankProcess
+from envbuild_smoke.run.pool import DEATH_LIMIT_SECONDS, Meeting, Pool, RankProcess
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class NodePools:
 
     def __init__(self, local: Pool, on_node: int) -> None:
         self._states: dict[int, NodeState] = {}
+        self._ends: dict[int, NodeEnd] = {}
         self.canaries: dict[int, bool] = {}
         self._on_node = on_node
         self._local = local
@@ -68,6 +70,21 @@ class NodePools:
         """Ask nodes for files in the results folder; `canaries` has their answers."""
         for node, name in names.items():
             self._hub.send(self._hub.agents[node], {"command": "canary", "name": name, "content": content})
+
+    def ask_for_gpu_states(self) -> None:
+        """Have every node end its ranks and read the states of its GPUs; `ends` has the answers."""
+        for agent in self._hub.agents.values():
+            self._hub.send(agent, {"command": "gpu-states"})
+
+    @property
+    def ends(self) -> tuple[NodeEnd, ...]:
+        """The GPUs of the nodes that have answered, in the order of the nodes."""
+        return tuple(self._ends[node] for node in sorted(self._ends))
+
+    @property
+    def all_ended(self) -> bool:
+        """True when every node has answered that is not lost."""
+        return self._ends.keys() | self.lost.keys() >= self._hub.agents.keys()
 
     @property
     def plan(self) -> Plan:
@@ -117,6 +134,8 @@ class NodePools:
             places = [self.place(device)[1] for device, _ in pairs]
             node_logs = [log for _, log in pairs]
             pool = self._local if node == 0 else self._remotes[node]
+            if node == 0:
+                self._wait_until_clear(places)
             try:
                 processes = pool.acquire(places, node_logs, fresh=fresh)
             except ForkServerError:
@@ -124,6 +143,12 @@ class NodePools:
                 raise
             by_device.update({device: process for (device, _), process in zip(pairs, processes, strict=True)})
         return [by_device[device] for device in devices]
+
+    def _wait_until_clear(self, devices: Sequence[int]) -> None:
+        """Wait until what was killed on this node is gone, as an agent does; other nodes are answered meanwhile."""
+        limit = time.monotonic() + DEATH_LIMIT_SECONDS
+        while not self._local.is_clear(devices) and time.monotonic() < limit:
+            self.wait(POLL_SECONDS)
 
     def bind(self, process: RankProcess) -> Meeting:
         """Return a place that this process can listen at."""
@@ -165,6 +190,9 @@ class NodePools:
         """Note a message of an agent."""
         if message["event"] == "state":
             self._states[agent.node] = read_object(NodeState, message["state"], agent.label)
+        elif message["event"] == "gpu-states":
+            end = {"node": agent.node, "gpu_states": message["states"]}
+            self._ends[agent.node] = read_object(NodeEnd, end, agent.label)
         elif message["event"] == "canary":
             self.canaries[agent.node] = message["seen"] is True
         else:

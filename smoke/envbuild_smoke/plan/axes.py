@@ -10,10 +10,10 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from envbuild_smoke.plan.json_reader import POSITIVE, up_to, within
+from envbuild_smoke.plan.json_reader import NOT_NEGATIVE, POSITIVE, matching, up_to, within
 
 Driver = Literal["mcore", "nemo", "bridge"]
-Precision = Literal["fp32", "bf16", "fp8"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 # All tokens count in the loss, or not a prefix of each sample, each of another length. With equal masks each rank has
 # as many tokens as the others, and dividing by one's own is right: Megatron-LM's pull request 7513 is about a loss that
 # only uneven masks show to be wrong.
@@ -22,10 +22,18 @@ LossMask = Literal["none", "uneven"]
 Finetune = Literal["none", "sft", "lora"]
 # megatron-core's own, or one of Transformer Engine's.
 AttentionBackend = Literal["local", "auto", "flash", "fused", "unfused"]
-Recompute = Literal["none", "selective", "full"]
+# Whole layers, or one of megatron-core's modules alone; "selective" is the core of attention, its default.
+Recompute = Literal["none", "selective", "full", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+RECOMPUTED_ALONE = ("selective", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj")
+# The library's own function compiled, or Transformer Engine's kernel.
+CrossEntropyFusion = Literal["none", "native", "te"]
 Dispatcher = Literal["allgather", "alltoall"]
 # The scales of fp8: from earlier micro batches, or of the values themselves, a tensor or a block.
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
+# What becomes of the learning rate after its warm-up, and in the last steps of WSD (warm-up, stable, decay).
+DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
+WeightDecayStyle = Literal["constant", "linear", "cosine"]
 # The upper bounds are far above any use. They refuse what can be written and no training can take.
 Size = Annotated[int, up_to(1024)]
 Samples = Annotated[int, up_to(65536)]
@@ -33,6 +41,11 @@ MicroSamples = Annotated[int, up_to(1024)]
 Step = Annotated[int, up_to(100_000)]
 BucketSize = Annotated[int, up_to(2**40)]
 Positive = Annotated[float, POSITIVE]
+Stages = Annotated[str, matching(r"Et*(\|t*)*\|t*L", "E, layers t, stages between | and L, as Et|tt|t|L")]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Steps = Annotated[int, within("a whole number from 0 to 100000", ge=0, le=100_000)]
+# Above a half: Adam's first moment would forget in a step.
+Beta = Annotated[float, within("a number from 0.5 to 0.9999", ge=0.5, le=0.9999)]
 WeightDecay = Annotated[float, within("a number from 0 to 10", ge=0, le=10)]
 Seed = Annotated[int, within("a whole number from 0 to 4294967295", ge=0, le=2**32 - 1)]
 
@@ -69,7 +82,8 @@ class Axis:
     def word_for(self, value: object) -> str:
         """Return its word in an ID; "" where there is none for this value."""
         if isinstance(self.word, str):
-            return "" if value is None or value is False else self.word.format(value)
+            # An ID is a file's name.
+            return "" if value is None or value is False else self.word.format(value).replace("|", ".")
         return self.word.get(value, "")
 
     @property
@@ -129,6 +143,30 @@ class Layout:
         least=1,
     )
 
+    num_layers_in_first_pipeline_stage: Size | None = axis(
+        None, text="layers of the first stage; the default is as many as of others", word="first{}", drivers=MCORE
+    )
+    num_layers_in_last_pipeline_stage: Size | None = axis(
+        None,
+        text="layers of the last stage; the default is as many as of others",
+        word="last{}",
+        drivers=MCORE,
+        needs={"pipeline": 4},
+        least=1,
+    )
+    account_for_embedding_in_pipeline_split: bool = axis(
+        False, text="the embedding counts as a layer of the first stage", word="emb", drivers=MCORE
+    )
+    account_for_loss_in_pipeline_split: bool = axis(
+        False, text="the loss counts as a layer of the last stage", word="loss", drivers=MCORE
+    )
+    pipeline_model_parallel_layout: Stages | None = axis(
+        None,
+        text="what each stage has, as megatron-core writes it: `Et|tt|t|L` for embedding, layers and loss",
+        word="by-{}",
+        drivers=MCORE,
+    )
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""
@@ -173,6 +211,73 @@ class Training:
         drivers=MCORE,
         least=0.0001,
     )
+    start_weight_decay: WeightDecay | None = axis(
+        None,
+        text="weight decay of the first step, which grows to `weight_decay`; the default is that",
+        word="swd{:g}",
+        own_baseline=True,
+        drivers=MCORE,
+        needs={"weight_decay": 0.1, "weight_decay_incr_style": "cosine"},
+        least=0.01,
+    )
+    weight_decay_incr_style: WeightDecayStyle = axis(
+        "constant",
+        text="how weight decay grows from `start_weight_decay`",
+        word={"constant": "wds-constant", "linear": "wds-linear", "cosine": "wds-cosine"},
+        own_baseline=True,
+        drivers=MCORE,
+    )
+    adam_beta1: Beta = axis(0.9, text="of Adam's first moment", word="b1-{:g}", own_baseline=True, drivers=MCORE)
+    adam_beta2: Beta = axis(
+        0.999, text="of Adam's second moment", word="b2-{:g}", own_baseline=True, drivers=MCORE, least=0.95
+    )
+    # Some gradients are zero but for rounding: adding a constant to all keys changes no attention. Adam divides a
+    # gradient by its own size, so with the usual 1e-8 such a bias walks off at random, on each layout elsewhere.
+    adam_eps: Positive = axis(1e-5, text="Adam's epsilon", word="eps{:g}", own_baseline=True, drivers=MCORE)
+    lr_decay_style: DecayStyle = axis(
+        "constant",
+        text="how the learning rate changes after its warm-up",
+        word={
+            "constant": "lr-constant",
+            "linear": "lr-linear",
+            "cosine": "lr-cosine",
+            "inverse-square-root": "lr-isr",
+            "WSD": "lr-wsd",
+        },
+        own_baseline=True,
+        drivers=MCORE,
+        least="cosine",
+    )
+    lr_warmup_iters: Steps = axis(
+        0,
+        text="steps in which the learning rate grows from `lr_warmup_init`",
+        word="wu{}",
+        own_baseline=True,
+        drivers=MCORE,
+    )
+    lr_warmup_init: NotNegative = axis(
+        0.0, text="learning rate of the first step of a warm-up", word="wui{:g}", own_baseline=True, drivers=MCORE
+    )
+    lr_decay_iters: Step | None = axis(
+        None,
+        text="step after which the learning rate is `min_lr`; the default is the last one",
+        word="lrd{}",
+        own_baseline=True,
+        drivers=MCORE,
+    )
+    min_lr: NotNegative = axis(
+        0.0, text="learning rate that a decay ends with", word="mlr{:g}", own_baseline=True, drivers=MCORE
+    )
+    lr_wsd_decay_iters: Step | None = axis(
+        None, text="steps of the decay of WSD, the last ones", word="wsd{}", own_baseline=True, drivers=MCORE
+    )
+    lr_wsd_decay_style: WsdDecayStyle = axis(
+        "exponential",
+        text="how WSD decays",
+        word={"exponential": "wsd-exp", "linear": "wsd-linear", "cosine": "wsd-cosine", "minus_sqrt": "wsd-sqrt"},
+        own_baseline=True,
+        drivers=MCORE,
+    )
     loss_mask: LossMask = axis(
         "none",
         text="the loss leaves out a prefix of each sample, each of a different length",
@@ -201,6 +306,11 @@ class Training:
         drivers=("bridge",),
     )
     seed: Seed
+
+    @property
+    def decay_steps(self) -> int:
+        """Number of steps after which the learning rate has decayed."""
+        return self.lr_decay_iters or self.steps
 
     @property
     def packs_pairs(self) -> bool:
@@ -252,6 +362,58 @@ class Settings:
         needs={"data": 2, "overlap_grad_reduce": True},
         least=1000,
     )
+    average_in_collective: bool = axis(
+        False,
+        text="gradients are averaged as they are reduced, and not scaled before",
+        word="aic",
+        drivers=MCORE,
+        needs={"data": 2},
+    )
+    grad_reduce_in_fp32: bool = axis(
+        True,
+        text="gradients are kept and reduced in float32, and not in the type of the weights",
+        word={False: "grad-16bit"},
+        own_baseline=True,
+        drivers=MCORE,
+        needs={"precision": "bf16"},
+    )
+    use_precision_aware_optimizer: bool = axis(
+        False,
+        text="Transformer Engine's Adam, with main weights and moments of its own",
+        word="pao",
+        drivers=MCORE,
+        needs={"precision": "bf16", "data": 2, "distributed_optimizer": True},
+    )
+    loss_scale: Positive | None = axis(
+        None,
+        text="constant scale of the loss in fp16; without it, it begins with 4096 and doubles every two steps",
+        word="ls{:g}",
+        drivers=MCORE,
+        needs={"precision": "fp16"},
+        least=1024.0,
+    )
+    bias_activation_fusion: bool = axis(
+        False, text="the gate, its bias and SiLU in one function", word="fuse-act", drivers=MCORE
+    )
+    bias_dropout_fusion: bool = axis(
+        False, text="bias, dropout and residual in one function", word="fuse-add", drivers=MCORE
+    )
+    masked_softmax_fusion: bool = axis(
+        False, text="scale, mask and softmax in one kernel, in 16 bits", word="fuse-softmax", drivers=MCORE
+    )
+    apply_rope_fusion: bool = axis(
+        False, text="Transformer Engine's kernel of rotary positions", word="fuse-rope", drivers=MCORE
+    )
+    cross_entropy_fusion: CrossEntropyFusion = axis(
+        "none",
+        text="megatron-core's fused cross entropy, or Transformer Engine's",
+        word={"native": "ce-native", "te": "ce-te"},
+        drivers=MCORE,
+        kinds={"cross_entropy_native": "native", "cross_entropy_te": "te"},
+    )
+    gradient_accumulation_fusion: bool = axis(
+        False, text="Apex's kernel adds to the gradient of a weight as it is computed", word="fuse-wgrad", drivers=MCORE
+    )
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).
     overlap_p2p_comm: bool = axis(
@@ -265,7 +427,7 @@ class Settings:
         "none",
         text="activations computed again in the backward pass",
         word="rc-{}",
-        kinds={"recompute_selective": "selective", "recompute_full": "full"},
+        kinds={"recompute_selective": "selective", "recompute_full": "full", "recompute_modules": "mlp"},
     )
     attention_backend: AttentionBackend = axis(
         "auto",
@@ -313,19 +475,81 @@ class CaseAxes:
     """The axes of a case itself."""
 
     precision: Precision = axis(
-        "fp32", text="number format: `fp32`, `bf16` or `fp8`", kinds={"bf16": "bf16", "fp8": "fp8"}
+        "fp32",
+        text="number format: `fp32`, `bf16`, `fp16` or `fp8`",
+        kinds={"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"},
     )
     nodes: Size = axis(1, text="nodes, with as many ranks on each", word="n{}", needs={"data": 2})
     resume_at: Step | None = axis(
-        None, text="after this step everything is saved, torn down, built again and loaded", word="resume{}", least=1
+        None, text="after this step everything is saved, and loaded by ranks that start anew", word="resume{}", least=1
     )
     continue_in: Layout | None = axis(
         None,
-        text="the layout built after `resume_at`, with as many processes; the default is the same layout",
+        text="the layout after `resume_at`, of any number of processes; the default is the same layout",
         word="in-{}",
         needs={"resume_at": 1},
-        least={},
+        least={"data": 2},
     )
+    continue_nodes: Size | None = axis(
+        None,
+        text="nodes after `resume_at`, more or fewer; the default is as many",
+        word="on-n{}",
+        needs={"data": 2, "resume_at": 1},
+        least=2,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The steps of a case, after one and until another, that one group of ranks trains; the first step is 1."""
+
+    layout: Layout
+    nodes: int
+    after: int
+    until: int
+
+    @property
+    def ranks_on_node(self) -> int:
+        """Number of ranks on each of its nodes."""
+        return self.layout.world_size // self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseParts(CaseAxes):
+    """A case and its parts: two where it is resumed, with a checkpoint between them, else one.
+
+    Each part has ranks of its own: those of the second may be more or fewer, on more or fewer nodes.
+    """
+
+    layout: Layout
+    training: Training
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which they are trained."""
+        last = self.training.steps
+        if self.resume_at is None:
+            return (Part(layout=self.layout, nodes=self.nodes, after=0, until=last),)
+        layout, nodes = self.continue_in or self.layout, self.continue_nodes or self.nodes
+        return (
+            Part(layout=self.layout, nodes=self.nodes, after=0, until=self.resume_at),
+            Part(layout=layout, nodes=nodes, after=self.resume_at, until=last),
+        )
+
+    @property
+    def most_nodes(self) -> int:
+        """Number of nodes that it needs."""
+        return max(part.nodes for part in self.parts)
+
+    @property
+    def slots_on_node(self) -> int:
+        """Number of devices that it needs on each of them."""
+        return max(part.ranks_on_node for part in self.parts)
+
+    @property
+    def slots(self) -> int:
+        """Number of devices that it needs: GPUs, or processes on the CPU."""
+        return self.most_nodes * self.slots_on_node
 
 
 TABLE = (*axes(Layout), *axes(CaseAxes), *axes(Training), *axes(Settings))

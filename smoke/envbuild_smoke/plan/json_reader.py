@@ -28,11 +28,11 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {"ge": operator.ge, "gt
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be; `text` completes "must be". `bounds` are `ge`, `gt` and `le`, where it is a range."""
+    """What a value must be; `text` completes "must be". `bounds` are `ge`, `gt` and `le` of a range, or a `pattern`."""
 
     text: str
     allows: Callable[[Any], bool]
-    bounds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    bounds: Mapping[str, float | str] = field(default_factory=dict, compare=False)
 
 
 def within(text: str, **bounds: float) -> Rule:
@@ -53,7 +53,7 @@ def up_to(most: int) -> Rule:
 def matching(pattern: str, text: str) -> Rule:
     """Allow strings that match a pattern, whole and in ASCII."""
     expression = re.compile(pattern, re.ASCII)
-    return Rule(text, lambda value: expression.fullmatch(value) is not None)
+    return Rule(text, lambda value: expression.fullmatch(value) is not None, {"pattern": f"^({pattern})$"})
 
 
 # A whole number in JSON can be finite and yet too large for a float.

@@ -1,12 +1,13 @@
 """The plan as frozen values: what to train, how it is split over ranks, and what it is run for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from envbuild_smoke.plan.axes import CaseAxes, Driver, Layout, Positive, Settings, Training
-from envbuild_smoke.plan.json_reader import NOT_EMPTY, NOT_NEGATIVE, PlanError, at_least, matching, up_to
+from envbuild_smoke.plan.architecture import PLAIN, Activation, Architecture, Latent, Moe
+from envbuild_smoke.plan.axes import CaseParts, Driver, Positive, Settings
+from envbuild_smoke.plan.json_reader import NOT_EMPTY, PlanError, at_least, matching, up_to
 
 Device = Literal["cpu", "cuda"]
 Kind = Literal["gpt", "mamba-hybrid"]
@@ -20,12 +21,7 @@ Transport = Literal["NET/IB", "NET/gIB", "NET/FasTrak", "NET/GPUDirectTCPX", "NE
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 Normalization = Literal["LayerNorm", "RMSNorm"]
 LayerSpec = Literal["local", "transformer-engine"]
-# What the router's auxiliary loss balances over: a micro batch or each sample. megatron-core's global_aux_loss is not
-# among them: the loss of a micro batch counts those before it on all data-parallel ranks, and is another one with other
-# ranks.
-LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss"]
 Size = Annotated[int, at_least(1)]
-NotNegative = Annotated[float, NOT_NEGATIVE]
 # A case id becomes the name of a directory; with 120, suffixes stay below a file name's 255 bytes.
 CaseId = Annotated[
     str,
@@ -42,21 +38,6 @@ ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the dott
 HybridPattern = Annotated[
     str, matching(r"[M*-]{1,1024}", "a letter for each layer: M (Mamba), * (attention) or - (MLP)")
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moe:
-    """A mixture of experts in the place of each layer's MLP; `router_topk` experts take each token.
-
-    The losses of the router are added to the gradients, and not to the loss that is reported. Their names are
-    megatron-core's without `moe_`.
-    """
-
-    num_experts: Size
-    router_topk: Size
-    router_load_balancing_type: LoadBalancing = "none"
-    aux_loss_coeff: NotNegative = 0.0
-    z_loss_coeff: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,36 +73,55 @@ class Model:
     layer_spec: LayerSpec
     moe: Moe | None
     mamba: Mamba | None
+    mla: Latent | None = None
     norm_epsilon: Positive = 1e-5
     qkv_bias: bool = False
+    architecture: Architecture = PLAIN
     recipe: Recipe | None = None
     dataset: Dataset = "mock"
 
+    @property
+    def is_llama(self) -> bool:
+        """Whether it is built as Llama is where its architecture says nothing else."""
+        return self.kind == "gpt" and self.normalization == "RMSNorm"
+
+    @property
+    def activation(self) -> Activation:
+        """What is between the two linear layers of an MLP."""
+        return self.architecture.activation_func or ("swiglu" if self.is_llama else "gelu")
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether linear layers have biases; experts have them where this is said."""
+        said = self.architecture.add_bias_linear
+        return not self.is_llama and self.moe is None if said is None else said
+
 
 @dataclass(frozen=True, kw_only=True)
-class Case(CaseAxes):
+class Case(CaseParts):
     """One training run.
 
     Attributes:
+        world_size: of its first part.
         baseline: None for a baseline, else the case whose initial weights are loaded.
         compare_weights: the final weights are compared with the baseline's final weights.
         compare_reference: the case, of one rank, is compared with the reference (`envbuild_smoke.reference`).
         perturbed_runs: how often the case, of one rank, trains again with its weights moved, to measure what rounding
             may do to its numbers.
+        home_node: the node that alone runs the case, or where its first rank is; None: every node in its turn.
     """
 
     id: CaseId
     baseline: str | None
     driver: Driver
     model: str
-    layout: Layout
     world_size: Size
-    training: Training
     settings: Settings
     compare_weights: bool
     compare_reference: bool
     time_limit_seconds: Positive
     perturbed_runs: Annotated[int, at_least(0)]
+    home_node: Annotated[int, at_least(0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,16 +196,30 @@ class Plan:
         return self._by_id[case_id]
 
     def runs_of(self, case: Case) -> range:
-        """Return the repeats of a case: one on each node, or that begins on it, then as often as the plan says.
+        """Return the repeats of a case: one on its home node or on each, then as often as the plan says.
 
-        All nodes run the same cases, and a case over fewer nodes than there are has other nodes in every repeat. A
-        repeat begins on the node after that of the one before; one over all nodes is not repeated for each.
+        A repeat begins on the node after that of the one before, so that a case has the repeats of its baseline there.
         """
-        return range(1, self.nodes * self.repeats + 1, self.nodes if case.nodes == self.nodes else 1)
+        if case.home_node is None:
+            return range(1, self.nodes * self.repeats + 1)
+        return range(1 + case.home_node, self.nodes * self.repeats + 1, self.nodes)
 
     def nodes_of(self, case: Case, repeat: int) -> tuple[int, ...]:
-        """Return the nodes of a repeat of a case, in the order of its ranks."""
-        return tuple((repeat - 1 + index) % self.nodes for index in range(case.nodes))
+        """Return the nodes of a repeat of a case, in the order of its ranks; a part over fewer has the first ones."""
+        return tuple((repeat - 1 + index) % self.nodes for index in range(case.most_nodes))
+
+    def measuring_repeat(self, case: Case, repeat: int) -> int:
+        """Return which repeat of a baseline measures the bands of a repeat, and is compared with the reference.
+
+        Of a baseline that every node runs it is the one on node 0: the others must have its numbers.
+        """
+        return repeat - (repeat - 1) % self.nodes + (case.home_node or 0)
+
+    def run_of(self, case: Case, repeat: int) -> Case:
+        """Return a case as a repeat of it trains: without what another repeat measures for it."""
+        if repeat == self.measuring_repeat(case, repeat):
+            return case
+        return replace(case, compare_reference=False, perturbed_runs=0)
 
     def selection(self, only: tuple[str, ...]) -> tuple[Case, ...]:
         """Return the cases named in `only` and the baselines they need; all of them when it is empty."""

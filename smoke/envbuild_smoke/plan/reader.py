@@ -47,14 +47,20 @@ def _check_references(plan: Plan) -> None:
             raise PlanError(f"plan.cases: the id {case.id!r} occurs twice; ids must differ")
         # The id names a directory: two cases of one id would overwrite each other's logs and checkpoints.
         ids.add(case.id)
-        if case.nodes > plan.nodes or case.world_size % case.nodes:
-            problem = (
-                f"found {case.nodes}; the run has {plan.nodes}, and each has as many of the {case.world_size} ranks"
-            )
-            raise PlanError(f"case {case.id}: nodes: {problem}")
+        for part in case.parts:
+            ranks = part.layout.world_size
+            if part.nodes > plan.nodes or ranks % part.nodes:
+                problem = f"found {part.nodes}; the run has {plan.nodes}, and each has as many of the {ranks} ranks"
+                raise PlanError(f"case {case.id}: nodes: {problem}")
         if case.model not in plan.models:
             raise PlanError(f"case {case.id}: model: found {case.model!r}; plan.models has {names(plan.models)}")
         # Only a case without a baseline saves initial weights, so a chain of baselines could never start.
         if case.baseline is not None and case.baseline not in baselines:
             problem = f"found {case.baseline!r}; the plan's baselines: {names(baselines)}"
             raise PlanError(f"case {case.id}: baseline: {problem}")
+    for case in plan.cases:
+        baseline = plan.case(case.baseline or case.id)
+        # On a node without its baseline a case would wait for ever.
+        if (case.home_node or 0) >= plan.nodes or baseline.home_node not in (None, case.home_node):
+            problem = f"found {case.home_node}; the run has {plan.nodes} nodes, and {baseline.id} has to run there, too"
+            raise PlanError(f"case {case.id}: home_node: {problem}")

@@ -22,11 +22,13 @@ Message = dict[str, Any]
 class RankCommand:
     """A task for a rank. Its ranks meet at `host` and `port`; the one that `listens` gets the socket's descriptor.
 
-    `sizes` are those of a bandwidth sweep; `log` is where its output goes.
+    `part` counts those of the case from 0; `sizes` are those of a bandwidth sweep; `log` is where its output goes.
     """
 
     task: Literal["case", "bandwidth"]
     case: str
+    repeat: int
+    part: int
     rank: int
     world_size: int
     host: str

@@ -79,9 +79,12 @@ def sweep_case(plan: Plan, name: str, ranks: int) -> Case:
 
 def _context(command: RankCommand, plan: Plan, channel: Channel) -> RankContext:
     is_sweep = command.task == BANDWIDTH
-    case = sweep_case(plan, command.case, command.world_size) if is_sweep else plan.case(command.case)
+    planned = None if is_sweep else plan.run_of(plan.case(command.case), command.repeat)
+    case = planned or sweep_case(plan, command.case, command.world_size)
+    part = case.parts[command.part]
     return RankContext(
-        case=case,
+        case=replace(case, layout=part.layout),
+        part=part,
         model=plan.models[case.model],
         device=plan.device,
         out=Path(command.out),

@@ -10,10 +10,10 @@ from envbuild_smoke.results import BandwidthLine
 
 def case(context: RankContext) -> None:
     """Train the case with its driver; then rank 0 alone compares its final weights, where the plan says so."""
-    print(f"rank {context.rank} of {context.case.world_size} of {context.case.id}, pid {os.getpid()}", flush=True)
+    print(f"rank {context.rank} of {context.world_size} of {context.case.id}, pid {os.getpid()}", flush=True)
     driver = _driver(context)
     driver.train(context)
-    if context.case.compare_weights and context.rank == 0:
+    if context.case.compare_weights and context.is_last and context.rank == 0:
         context.report(weights=driver.compare_weights(context))
 
 

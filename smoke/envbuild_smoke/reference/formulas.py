@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from envbuild_smoke.reference.config import ExpertsConfig, MambaConfig
+from envbuild_smoke.reference.config import MambaConfig, ModelConfig
 from envbuild_smoke.reference.rounding import kept_in_float32, one_operation
 
 
@@ -33,37 +33,43 @@ def may_attend(length: int, segments: "Tensor | None", device: torch.device) -> 
     return causal if segments is None else causal & (segments[:, :, None] == segments[:, None, :])
 
 
+def within_window(same: Tensor, window: int) -> Tensor:
+    """Of what a token may attend to the `window` tokens before it and itself: Jiang et al. 2023 (arXiv 2310.06825).
+
+    That is section 2, "sliding window attention", with a window that leaves the token itself out of the count, as
+    megatron-core's and FlashAttention's `window_size` do.
+    """
+    return same & torch.ones_like(same).triu(-window)
+
+
 def positions_of(length: int, segments: "Tensor | None", device: torch.device) -> Tensor:
     """Return the position of each token in its own sequence, shape [1 or batch, sequence]."""
     # A token sees the tokens before it in its sequence, and itself.
     return may_attend(length, segments, device).sum(-1) - 1
 
 
-@one_operation
-def rotate(values: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions of `values`, shape [batch, sequence, heads, head size].
-
-    Su et al. 2021, "RoFormer" (arXiv 2104.09864), equation 34, with the pairs (i, i + half) in the place of
-    (2i, 2i + 1), as in GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Llama.
-    """
-    half = values.size(-1) // 2
-    frequencies = base ** (-torch.arange(half, dtype=values.dtype, device=values.device) / half)
-    angles = (positions.to(values.dtype)[..., None] * frequencies)[:, :, None, :]
-    first, second = values[..., :half], values[..., half:]
-    cosine, sine = angles.cos(), angles.sin()
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-
-
-def attention(queries: Tensor, keys: Tensor, values: Tensor, same: Tensor) -> Tensor:
+def attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    same: Tensor,
+    sinks: "Tensor | None" = None,
+    factor: float = 1.0,
+) -> Tensor:
     """Return the context, [batch, sequence, heads x head size], of [batch, sequence, heads, head size].
 
     Vaswani et al. 2017 (arXiv 1706.03762), equation 1. Neighbouring heads share keys and values where there are fewer
-    of those: Ainslie et al. 2023, "GQA" (arXiv 2305.13245), section 2.2.
+    of those: Ainslie et al. 2023, "GQA" (arXiv 2305.13245), section 2.2. `sinks`, [heads], are one more score each, of
+    no token: OpenAI 2025, "gpt-oss" (arXiv 2508.10925), section 2; with zeros Xiao et al. 2023 (arXiv 2309.17453),
+    equation 2. Scores are multiplied by `factor`.
     """
     share = queries.size(2) // keys.size(2)
     keys, values = (part.repeat_interleave(share, dim=2) for part in (keys, values))
-    scores = torch.einsum("bihd,bjhd->bhij", queries, keys) / math.sqrt(queries.size(-1))
-    weights = scores.masked_fill(~same[:, None], -math.inf).softmax(-1)
+    scores = torch.einsum("bihd,bjhd->bhij", queries, keys) / math.sqrt(queries.size(-1)) * factor
+    scores = scores.masked_fill(~same[:, None], -math.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : keys.size(1)]
     return torch.einsum("bhij,bjhd->bihd", weights, values).flatten(2)
 
 
@@ -73,37 +79,23 @@ def silu(values: Tensor) -> Tensor:
 
 
 @one_operation
-def activate(values: Tensor, gated: bool) -> Tensor:
-    """GELU, Hendrycks & Gimpel 2016 (arXiv 1606.08415), section 2; gated, SwiGLU: Shazeer 2020 (arXiv 2002.05202).
+def activate(values: Tensor, config: ModelConfig) -> Tensor:
+    """What is between the linear layers of an MLP; the first half of gated values is the gate.
 
-    The first half of the gated values is the gate (section 2, equation 6).
+    GELU, Hendrycks & Gimpel 2016 (arXiv 1606.08415), section 2, and its form x sigmoid(1.702 x) there; SwiGLU, Shazeer
+    2020 (arXiv 2002.05202), equation 6; the squared ReLU, So et al. 2021, "Primer" (arXiv 2109.08668), section 4.
+    The clamped gate and the offset are GPT-OSS's: Hugging Face's `GptOssExperts` with `limit` and `(up + 1) * glu`.
     """
-    if not gated:
+    if config.activation == "gelu":
         return values * 0.5 * (1 + torch.erf(values / math.sqrt(2)))
+    if config.activation == "squared_relu":
+        return values.relu().square()
     gate, linear = values.chunk(2, dim=-1)
-    return silu(gate) * linear
-
-
-@kept_in_float32
-def route(logits: Tensor, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
-    """Return how much each expert counts for each token, 0 where it was not chosen, and the auxiliary losses' sum.
-
-    `logits` has the shape [batch, sequence, experts]. Shazeer et al. 2017 (arXiv 1701.06538), equations 3 and 5
-    without noise; softmax first: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), equation 1.
-    """
-    chosen = torch.zeros_like(logits).scatter(-1, logits.topk(experts.top_k, dim=-1).indices, 1.0)
-    scores = logits.softmax(-1)
-    weights = scores * chosen if experts.softmax_first else logits.masked_fill(chosen == 0, -math.inf).softmax(-1)
-    # Fedus et al. 2021, equations 4 to 6, for top-k: f, the part of the tokens that an expert takes, is divided by k.
-    # It is constant in the gradient.
-    part, probability = chosen.detach() / experts.top_k, scores
-    whole = (part.mean((0, 1)) * probability.mean((0, 1))).sum()
-    # The same for each sequence by itself: DeepSeek-V3 (arXiv 2412.19437), equations 17 to 20, with softmax scores.
-    sequences = (part.mean(1) * probability.mean(1)).sum(-1).mean()
-    # Zoph et al. 2022, "ST-MoE" (arXiv 2202.08906), equation 5.
-    z = logits.logsumexp(-1).square().mean()
-    balance = experts.auxiliary * whole + experts.sequence_auxiliary * sequences
-    return weights, experts.count * balance + experts.z * z
+    if config.clamp is not None:
+        # Only what is large is cut off of the gate.
+        gate, linear = gate.clamp(max=config.clamp), linear.clamp(-config.clamp, config.clamp)
+    gate = silu(gate) if config.activation == "swiglu" else gate * torch.sigmoid(1.702 * gate)
+    return gate * (linear + config.linear_offset)
 
 
 @one_operation

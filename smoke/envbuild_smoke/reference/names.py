@@ -12,6 +12,8 @@ _RENAMED = (
     # megatron-core 0.19 holds the convolution's parameters without a module.
     (r"\.mixer\.conv1d_(weight|bias)$", r".mixer.conv1d.\1"),
     (r"\.experts\.(linear_fc[12])\.weight(\d+)$", r".experts.local_experts.\2.\1.weight"),
+    # megatron-core 0.17 and later.
+    (r"^(mtp\.layers\.\d+)\.mtp_model_layer\.", r"\1.transformer_layer."),
     (r"^decoder\.final_norm(\.|$)", r"decoder.final_layernorm\1"),
 )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from envbuild_smoke.reference.config import ModelConfig, NotComparedError, OptimizerConfig
 from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
+from envbuild_smoke.reference.schedule import learning_rate, weight_decay
 
 # The most attention scores of a layer at a time: 512 MiB.
 SCORES = 2**26
@@ -68,6 +69,7 @@ def train(
         if note is not None:
             note(len(trained.steps), gradients)
         norm = adam.step(gradients)
+        model.end_step()
         trained.steps.append((loss, norm))
     trained.weights.update((name, own[name].detach()) for name in model.read)
     return trained
@@ -88,15 +90,20 @@ def _joined(
 ) -> Iterator[tuple[MicroBatch, Tensor]]:
     """Yield micro batches joined into larger ones, which takes less time.
 
-    One by one where there are auxiliary losses: those are of a micro batch.
+    One by one where something is of a micro batch.
     """
     samples, length = batches[0].tokens.shape
-    most = 1 if _has_auxiliary(config) else max(1, SCORES // (samples * length * length * config.heads))
+    most = 1 if _is_of_micro_batches(config) else max(1, SCORES // (samples * length * length * config.heads))
     for first in range(0, len(batches), most):
         part = batches[first : first + most]
         joined = {name: [getattr(batch, name) for batch in part] for name in ("tokens", "labels", "segments")}
         tensors = {name: None if values[0] is None else torch.cat(values) for name, values in joined.items()}
         yield MicroBatch(**tensors), torch.cat(list(shares[first : first + most]))
+
+
+def _is_of_micro_batches(config: ModelConfig) -> bool:
+    experts = config.experts
+    return bool(config.predicted) or (experts is not None and experts.is_of_micro_batches)
 
 
 def _has_auxiliary(config: ModelConfig) -> bool:
@@ -156,9 +163,10 @@ class Adam:
         return norm
 
     def _group(self, name: str) -> tuple[float, float]:
-        """Return learning rate and weight decay of a weight."""
+        """Return learning rate and weight decay of a weight in this step."""
         config = self._config
         at_ends = name in ("embedding.word_embeddings.weight", "output_layer.weight")
         own = config.embedding_learning_rate if at_ends else None
-        rate = config.learning_rate if own is None else own
-        return rate, (0.0 if self.weights[name].dim() == 1 else config.weight_decay)
+        rate = learning_rate(config.schedule, config.learning_rate if own is None else own, self._count - 1)
+        decays = self.weights[name].dim() > 1
+        return rate, weight_decay(config.schedule, config.weight_decay, self._count - 1) if decays else 0.0

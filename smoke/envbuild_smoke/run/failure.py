@@ -26,11 +26,9 @@ def failure_of(run: TaskRun, progress: str) -> Failure | None:
     if node := run.lost_node:
         # Ranks on other nodes fail by it, and that is seen before the node counts as lost.
         return Failure(kind="node-lost", message=node)
-    cause = _failure_of_ranks(run)
+    cause = _failure_of_ranks(run) or (_timeout(run, progress) if run.timed_out_at is not None else None)
     if cause is not None:
-        return cause
-    if run.timed_out_at is not None:
-        return _timeout(run, progress)
+        return cause if cause.rank is None else replace(cause, node=run.processes[cause.rank].node)
     if run.lost_its_server:
         message = f"the fork server died, and its ranks with it; see {FORKSERVER_LOG}"
         return Failure(kind="exit", message=message)

@@ -1,8 +1,9 @@
 """Runs the jobs of a run: starts them in the scheduler's order, watches them, and records their results."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.results import CaseLine, Failure, Status
@@ -80,24 +81,33 @@ class JobLoop:
                 self._log.finish(_without_ranks(job, "not-run", failure))
 
     def _start(self, start: Start) -> None:
-        job, pool = self._jobs[start.job.key], self._context.pool
+        job, key = self._jobs[start.job.key], start.job.key
         task = RankTask(
             kind="case",
             case=job.case,
             repeat=job.repeat,
             root=self._context.out,
-            world_size=start.job.world_size,
+            world_size=job.case.world_size,
             limit_seconds=job.case.time_limit_seconds,
         )
         now = time.monotonic()
+
+        def begin() -> None:
+            if key not in self._restarted:
+                self._report_start(job, start)
+            self._running[key] = CaseRun(task, self._context.pool, start.devices, self._context.emit, now)
+
+        self._begin(job, begin)
+
+    def _begin(self, job: RunJob, begin: Callable[[], None]) -> None:
+        """Begin a case, or its next part; where ranks cannot be started, it is to begin once more or has failed."""
         try:
             # Also after the fork server died: `wait_for_fork_server` starts another one.
-            if not pool.is_ready:
+            if not self._context.pool.is_ready:
                 self._context.wait_for_fork_server()
-            if start.job.key not in self._restarted:
-                self._report_start(job, start)
-            self._running[start.job.key] = CaseRun(task, pool, start.devices, self._context.emit, now)
+            begin()
         except ForkServerError as error:
+            self._running.pop(job.job.key, None)
             if not self._restart(job, str(error)):
                 cause = Failure(kind="exit", message=str(error), log=FORKSERVER_LOG)
                 self._ended(job, _without_ranks(job, "failed", cause))
@@ -128,13 +138,16 @@ class JobLoop:
                 self._scheduler.weights_saved(key)
             if not ended:
                 continue
-            del self._running[key]
-            task, job = run.task_run, self._jobs[key]
-            # The death of the fork server is not the case's fault, unless the case causes it again.
-            if only_lost_its_server(task) and self._restart(job, self._context.pool.server_end):
+            job = self._jobs[key]
+            if run.goes_on:
+                self._begin(job, partial(run.begin_part, now))
                 continue
-            started = task.began - self._context.began
-            self._ended(job, run.result(started, self._context.device_ids(task.devices), self._listed))
+            del self._running[key]
+            # The death of the fork server is not the case's fault, unless the case causes it again.
+            if only_lost_its_server(run.task_run) and self._restart(job, self._context.pool.server_end):
+                continue
+            started = run.began - self._context.began
+            self._ended(job, run.result(started, self._context.device_ids(run.devices), self._listed))
 
     def _ended(self, job: RunJob, result: CaseLine) -> None:
         self._scheduler.ended(job.job.key)

@@ -29,7 +29,7 @@ def make_jobs(plan: Plan, cases: Iterable[Case], done: Collection[Key]) -> dict[
             waits = case.baseline is not None and (case.baseline, repeat) not in done
             job = Job(
                 key=job_key(case.id, repeat),
-                world_size=case.world_size,
+                world_size=case.slots,
                 nodes=plan.nodes_of(case, repeat),
                 weights_of=job_key(str(case.baseline), repeat) if waits else None,
                 needs_final_weights=case.compare_weights,

@@ -276,14 +276,16 @@ class Pool:
         idle, wanted = set(map(id, self._idle.values())), set(devices)
         return not any(process.device in wanted and id(process) not in idle for process in self._known.values())
 
+    def emptied(self) -> bool:
+        """Kill every rank process; True when none is left."""
+        left = [process for process in self._known.values() if not process.gone]
+        self.retire(left)
+        return not left
+
     def close(self) -> None:
         """Kill every rank process, wait until they are gone, and end the fork server."""
         limit = time.monotonic() + DEATH_LIMIT_SECONDS
-        while self._server is not None and time.monotonic() < limit:
-            left = [process for process in self._known.values() if not process.gone]
-            if not left:
-                break
-            self.retire(left)
+        while self._server is not None and time.monotonic() < limit and not self.emptied():
             self.wait(0.05)
         self._end_server()
         self._selector.close()

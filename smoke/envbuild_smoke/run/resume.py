@@ -24,7 +24,7 @@ _SAME_ENVIRONMENT = ("python", "versions", "files", "device")
 # The types of lines that have hosts, or what was measured on them.
 _OF_HOSTS = ("run", "resumed", "node", "bandwidth")
 # Ranks of a runner that was killed are gone a moment after it.
-_LOCK_SECONDS = 5.0
+LOCK_SECONDS = 5.0
 
 
 class ResumeError(Exception):
@@ -47,13 +47,13 @@ class PreviousRun:
     cut_bytes: int
 
 
-def lock_folder(out: Path, name: str = LOCK) -> int:
+def lock_folder(out: Path, name: str = LOCK, seconds: float = LOCK_SECONDS) -> int:
     """Lock the output directory and return the descriptor; every process of the run keeps it open until it ends.
 
-    Raises ResumeError when processes of another run have it.
+    Raises ResumeError when processes of another run have it, and do not end in so many seconds.
     """
     descriptor = os.open(out / name, os.O_RDWR | os.O_CREAT, 0o600)
-    limit = time.monotonic() + _LOCK_SECONDS
+    limit = time.monotonic() + seconds
     while not _locked(descriptor):
         if time.monotonic() > limit:
             os.close(descriptor)

@@ -23,8 +23,8 @@ STACKS_SECONDS = 0.5
 class RankTask:
     """What a group of ranks has to do.
 
-    `root` is the run's output directory and `out` this repeat's, in it; `sizes` are the sweep's. A `fresh` task gets
-    processes of its own, whatever the isolation.
+    `part` counts those of the case from 0. `root` is the run's output directory and `out` this repeat's, in it; `sizes`
+    are the sweep's. A `fresh` task gets processes of its own, whatever the isolation.
     """
 
     kind: Literal["case", "bandwidth"]
@@ -33,6 +33,7 @@ class RankTask:
     root: Path
     world_size: int
     limit_seconds: float
+    part: int = 0
     sizes: tuple[int, ...] = ()
     fresh: bool = False
 
@@ -49,11 +50,11 @@ class RankTask:
     @property
     def logs(self) -> tuple[Path, ...]:
         """The log of each rank."""
-        return tuple(self.folder / f"rank{rank}.log" for rank in range(self.world_size))
+        return tuple(self.root / self.log_name(rank) for rank in range(self.world_size))
 
     def log_name(self, rank: int) -> str:
-        """Return the log's name as results have it."""
-        return str(self.logs[rank].relative_to(self.root))
+        """Return the name of a rank's log as results have it."""
+        return str((self.folder / f"rank{rank}.log").relative_to(self.root))
 
 
 def repeat_folder(root: Path, repeat: int) -> Path:
@@ -187,6 +188,8 @@ class TaskRun:
             command = RankCommand(
                 task=task.kind,
                 case=task.case.id,
+                repeat=task.repeat,
+                part=task.part,
                 rank=rank,
                 world_size=task.world_size,
                 host=meeting.host,

@@ -103,7 +103,7 @@ def _rougher_products():
 @replaces("envbuild_smoke.drivers.mcore", "train")
 def _know_what_is_trained(original):
     def train(context):
-        now.update(case=context.case, step=0)
+        now.update(case=context.case, step=context.part.after)
         try:
             with _rougher_products():
                 return original(context)
@@ -293,11 +293,24 @@ def _attention_backend(original):
 @replaces("envbuild_smoke.drivers.samples", "global_batch")
 def _samples(original):
     def global_batch(seed, *arguments, **options):
-        if in_force("other-samples-on-one-rank") and rank() == 1:
+        if (in_force("other-samples-on-one-rank") and rank() == 1) or in_force("other-samples-on-one-node"):
             seed += 1
         return original(seed, *arguments, **options)
 
     return global_batch
+
+
+@replaces("envbuild_smoke.drivers.mcore.first_collective", "FirstCollective.begin")
+def _compute(original):
+    def begin(self):
+        original(self)
+        time.sleep(sum(seconds for name, seconds in SECONDS_A_STEP.items() if in_force(name)))
+
+    return begin
+
+
+# So long that a step's own time, and what else a machine does, are nothing next to it.
+SECONDS_A_STEP = {"one-second-a-step": 1, "two-seconds-a-step": 2}
 
 
 @replaces("envbuild_smoke.drivers.mcore.data", "own_batches")

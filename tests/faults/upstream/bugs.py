@@ -99,6 +99,10 @@ _ONE_BY_ONE = edit(
     "        if p2p_func is not _p2p_ops:\n            reqs = []\n",
 )
 
+_GRADIENT_AS_IT_IS = edit(
+    f"{CORE}/fusions/fused_cross_entropy.py", "    grad_input = grad_input.to(torch.bfloat16)\n", ""
+)
+
 BUGS = (
     Bug(
         id="interleaved-pipeline-with-batched-sends",
@@ -129,6 +133,15 @@ BUGS = (
         case="gpt-fp32-tp2-gathered",
         check="parity-loss",
         quick=True,
+    ),
+    Bug(
+        id="gradient-of-the-fused-loss-in-bf16",
+        broken="the fused cross entropy rounds the gradient of the logits to bf16, whatever they are",
+        release="0.19.2",
+        fixed=(_GRADIENT_AS_IT_IS,),
+        matrix="known-wrong",
+        case="gpt-fp32-ce-native",
+        check="parity-grad-norm",
     ),
     Bug(
         id="masked-loss-under-context-parallelism",

@@ -61,7 +61,7 @@ def test_setting_for_people():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"cases": [{"tensors": 2}]}, "tensors is not a field of cases or models; allowed: attention_backend, "),
+        ({"cases": [{"tensors": 2}]}, "tensors is not a field of cases or models; allowed: "),
         ({"cases": [{}]}, "a table without a field"),
         ({"cases": [{"tensor": "<=2"}]}, "pattern"),
         ({"cases": [{"tensor": 2}], "shown_by": None}, "cases need shown_by"),
@@ -78,21 +78,29 @@ CURED = ["router-losses-in-contexts"]
 # Seen with Transformer Engine from 2.13 on.
 WITH_ENGINE = ["norm-of-grouped-experts"]
 OF_BRIDGE = ["lora-gathered-norm"]
-ALL = sorted(set(SHIPPED) - {*CURED, *WITH_ENGINE, *OF_BRIDGE})
+# Before what they are about was there.
+LACKING = ["no-sinks-of-its-own"]
+ALL = sorted(set(SHIPPED) - {*CURED, *WITH_ENGINE, *OF_BRIDGE, *LACKING})
 LATER = sorted(set(ALL) - {"overlap-of-instances"})
 NOT_YET = ["learning-rates-after-loading", "sequence-loss-per-token"]
-NEWEST = ["gathered-logits", "interleaved-batched-p2p", "masked-loss-in-contexts", "optimizer-state-in-buckets"]
+NEWEST = [
+    *("gathered-logits", "interleaved-batched-p2p", "latent-key-in-tensor-parallel", "loss-gradient-in-bf16"),
+    *("masked-loss-in-contexts", "optimizer-state-in-buckets", "sinks-of-other-ranks"),
+]
 
 
 @pytest.mark.parametrize(
     ("version", "names"),
     [
         ("0.13.1", []),
-        ("0.14.0", ["mamba-epsilon", "overlap-of-instances", "router-losses-per-token"]),
+        # Without the format of the optimizer's state that is wrong later.
+        ("0.14.0", sorted({*ALL, *CURED} - {*NOT_YET, "optimizer-state-in-buckets"})),
+        ("0.15.0", sorted({*ALL, *CURED} - set(NOT_YET))),
         ("0.15.3", sorted({*ALL, *CURED} - set(NOT_YET))),
+        ("0.16.0", ALL),
         ("0.16.1", ALL),
         ("0.17.0rc0", LATER),
-        ("0.18.0", LATER),
+        ("0.18.2", LATER),
         ("0.19.0", NEWEST),
         ("0.19.2+local", NEWEST),
         ("0.20.0rc0", []),
@@ -101,7 +109,8 @@ NEWEST = ["gathered-logits", "interleaved-batched-p2p", "masked-loss-in-contexts
 def test_known_wrong_goes_as_far_as_its_evidence(version, names):
     assert sorted(known_wrong(CATALOG.conflicts, {"megatron-core": version})) == names
     engines = {engine: {"megatron-core": version, "transformer-engine": engine} for engine in ("2.11.0", "2.13.0")}
-    with_engine = [] if names == NEWEST or version in ("0.13.1", "0.14.0", "0.20.0rc0") else WITH_ENGINE
+    earlier = ("0.13.1", "0.14.0", "0.15.0", "0.20.0rc0")
+    with_engine = [] if names == NEWEST or version in earlier else WITH_ENGINE
     assert sorted(known_wrong(CATALOG.conflicts, engines["2.11.0"])) == names
     assert sorted(known_wrong(CATALOG.conflicts, engines["2.13.0"])) == sorted([*names, *with_engine])
 
@@ -126,7 +135,8 @@ def affected_everywhere(matrix: str) -> list:
 def test_entry_is_shown_by_a_case_of_its_own(name):
     shown = SHIPPED[name].shown_by
     known = affected_everywhere(shown.matrix)
-    assert {actual[shown.case] for actual in known if shown.case in actual} == {(name,)}
+    others = set() if name in LACKING else set(LACKING)
+    assert {frozenset(actual[shown.case]) - others for actual in known if shown.case in actual} == {frozenset({name})}
 
 
 def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
@@ -135,7 +145,8 @@ def test_every_case_of_known_wrong_is_affected_and_few_of_the_other_matrices():
     few |= {"te-moe-bf16-tp2-sp-ep2-etp1-grouped", "moe-fp32-tp2-sp-etp1", "moe-aux-fp32-tp2-sp-mask-uneven-ptl"}
     few |= {"gpt-fp32-tp2-gathered", "gpt-fp32-cp2-mask-uneven", "gpt-fp32-dp2-dlr0.0005-mask-uneven-ptl-do-resume3"}
     few |= {f"gpt-fp32-dp2-do-ogr-bk20000-resume3-in-{layout}" for layout in ("dp2", "tp2")}
-    few |= {"moe-seq-fp32-baseline-ptl"}
+    few |= {"moe-seq-fp32-baseline-ptl", "deepseek-v3-fp32-tp2-sp"}
+    few |= {f"gpt-oss-fp32-{layout}" for layout in ("baseline", "tp2-sp", "dp2-ep2", "pp2")}
     few |= {f"qwen25-{size}-{kind}-pp2-vp2-bp2p" for size in ("7b", "500m") for kind in ("bf16", "local-fp32")}
     few |= {"qwen25-500m-bf16-tp2-sp-ptl-lora-gathered-norm"}
     for name in CATALOG.names("matrices"):

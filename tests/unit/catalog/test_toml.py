@@ -51,7 +51,7 @@ def line_of(text: str, part: str) -> int:
          "components.torch.module: unknown key; did you mean 'modules'? Allowed here: version, "),
         (Matrix, MATRIX, "virtual_pipeline = 2", "virtual_pipelines = 2",
          "cases[4].virtual_pipelines: unknown key; did you mean 'virtual_pipeline'? Allowed here: model, "),
-        (Stack, STACK, 'driver = "mcore"', 'driver = "none"', "found 'none'; allowed: 'mcore'"),
+        (Stack, STACK, 'driver = "mcore"', 'driver = "other"', "found 'other'; allowed: 'mcore'"),
         (Base, BASE, '"debian"', '"arch"', "distribution: found 'arch'; allowed: 'debian' or 'ubuntu'"),
         (Matrix, MATRIX, "[tolerance.fp32]", "[tolerance.fp16]", "tolerance.fp16: found 'fp16'"),
         (Base, BASE, '"3.11"', '"3"', "python.version: found '3'; must match"),

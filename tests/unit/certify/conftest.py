@@ -20,6 +20,8 @@ def make_world(project: Path, patch: pytest.MonkeyPatch) -> World:
     lock = lock_mcore(project)
     made = World(project, mcore_of(project), lock, place_image(project / "out", lock))
     patch.setattr(certify, "open_executor", made.open_executor)
+    # It installs the lock.
+    patch.setattr(certify, "locked_records", lambda _lock, _context: {})
     return made
 
 

@@ -60,6 +60,11 @@ def case(capabilities: Capabilities = CPU, /, **row: object) -> Case:
             ("tensor", "parallel_output", "resume_at", "continue_in"),
         ),
         (
+            {"data": 4, "nodes": 2, "resume_at": 2, "continue_in": {"data": 2}, "continue_nodes": 1},
+            "gpt-fp32-dp4-n2-resume2-in-dp2-on-n1",
+            ("data", "nodes", "resume_at", "continue_in", "continue_nodes"),
+        ),
+        (
             {"data": 2, "tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "selective"},
             "gpt-fp32-dp2-tp2-pp2-vp2-rc-selective",
             ("data", "tensor", "pipeline", "virtual_pipeline", "recompute"),
@@ -78,6 +83,8 @@ def test_id_and_axes(row, identity, axes):
     [
         ({"weight_decay": 0.01}, "wd0.01"),
         ({"clip_grad_norm": 0.1}, "clip0.1"),
+        ({"adam_beta2": 0.95, "adam_eps": 1e-8}, "b2-0.95-eps1e-08"),
+        ({"lr_decay_style": "cosine", "lr_warmup_iters": 2, "min_lr": 1e-4}, "lr-cosine-wu2-mlr0.0001"),
         ({"decoupled_lr": 5e-4}, "dlr0.0005"),
         ({"loss_mask": "uneven", "calculate_per_token_loss": True, "global_batch_size": 8}, "gb8-mask-uneven-ptl"),
     ],

@@ -143,7 +143,7 @@ LONG = "x" * 106
 def test_smoke_reads_every_plan(drawn, device):
     environment = Environment(capabilities=BEDS[device], driver=Driver.MCORE)
     cases = expand(drawn, "m", BEDS[device])
-    plan = make_plan(SUBJECT, environment, drawn, cases, network=Network(nodes=max(case.nodes for case in cases)))
+    plan = make_plan(SUBJECT, environment, drawn, cases, network=Network(nodes=max(case.most_nodes for case in cases)))
     assert [case.id for case in parse_plan(json.dumps(plan).encode()).cases] == [case.id for case in cases]
 
 

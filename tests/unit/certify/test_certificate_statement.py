@@ -4,7 +4,7 @@ import hashlib
 import json
 
 import pytest
-from helpers.certificates import SHA, case_of, cases, measured, statement
+from helpers.certificates import SHA, case_of, cases, machine, measured, statement
 from pydantic import ValidationError
 
 from envbuild.certify.certificate.envelope import SignedBytes, encode
@@ -12,6 +12,8 @@ from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.certificate.sign import write_certificate
 from envbuild.certify.certificate.statement import PREDICATE_TYPE, STATEMENT_TYPE, Certificate, seal_of
 from envbuild.certify.report.describe import lines
+from envbuild.certify.report.model import report_of
+from envbuild.certify.report.page import page_html
 from envbuild.core.digests import canonical_json
 from envbuild.core.errors import CertificateRefusedError, ConfigurationError
 
@@ -196,3 +198,18 @@ def test_certificate_of_the_version_before_is_read(tmp_path, word, form, launche
     with pytest.raises(CertificateRefusedError, match="is refused") as caught:
         read_certificate(path)
     assert "'moon' is none of sqsh" in caught.value.why
+
+
+def test_nodes_of_a_run_over_several_are_shown_and_that_of_one_is_not():
+    gpus = machine()["gpus"]
+    one, two = ({"node": node, "host": f"h100-{node}", "gpus": gpus, "image": SHA["sqsh"]} for node in range(2))
+    of_two = Certificate.model_validate(statement(measured=measured(nodes=[one, two])))
+    shown = [line for line in lines(of_two, None) if line.startswith("node ")]
+    assert [line.split(None, 2)[2] for line in shown] == [
+        f"h100-{node}, 2 x NVIDIA H200, driver 580.82.07, {SHA['sqsh']}" for node in range(2)
+    ]
+    page = page_html(report_of(of_two, name="n", logs={}))
+    assert '<th scope="row">1</th><td data-label="host">h100-1</td><td data-label="GPUs">2 x NVIDIA H200</td>' in page
+    of_one = Certificate.model_validate(statement(measured=measured(nodes=[one])))
+    assert not [line for line in lines(of_one, None) if line.startswith("node ")]
+    assert "<h2>Nodes</h2>" not in page_html(report_of(of_one, name="n", logs={}))

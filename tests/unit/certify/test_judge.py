@@ -292,6 +292,7 @@ MODEL = replace(typed(plan_of()).models["gpt"], layer_spec="transformer-engine",
         ("gradients_dtype", "bfloat16"),
         ("main_weights_dtype", "bfloat16"),
         ("main_weights_dtype", None),
+        ("loss_scale", 2.0),
     ],
 )
 @pytest.mark.parametrize("case", [TP2, BASELINE])

@@ -6,9 +6,10 @@ import copy
 from typing import Any
 
 import pytest
-from helpers.fake_runner import resumed_line
+from helpers.fake_runner import gradients_of, resumed_line
 from unit.certify.plans import BASELINE, CASES, MATRIX, TP2, line, lines_of, plan_of, read, typed
 
+from envbuild.certify.issue import node_records
 from envbuild.certify.judge.judge import judge, run_problems
 from envbuild.certify.judge.nodes import number_problems
 from envbuild.core.errors import ResultsRefusedError
@@ -129,9 +130,88 @@ def test_of_two_nodes_that_differ_either_may_be_the_wrong_one(tmp_path):
     assert "than the other node, and either may be wrong: " in problems[0][1]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "off", "named"), [(2, (1,), (0, 1)), (3, (1,), (1,)), (3, (0,), (0,)), (4, (2, 3), (0, 2, 3))]
+)
+def test_node_whose_gradients_differ_is_named(tmp_path, nodes, off, named):
+    plan = plan_of(nodes=nodes)
+    lines = lines_of(plan)
+    for node in off:
+        own = line(lines, BASELINE, node + 1)
+        own["gradients"] = gradients_of(1.01)
+        for run in own["perturbed"] or ():
+            run["gradients"] = gradients_of(1.01 * (1 + 1e-6))
+    problems = problems_of(tmp_path, lines, plan)
+    assert [(check, text.split(" ")[1]) for check, text in problems] == [("node-numbers", str(node)) for node in named]
+    assert all(f"{BASELINE}, the gradient of decoder.layers.0.mlp" in text for _, text in problems)
+
+
+def test_one_node_measures_the_bands_of_all(tmp_path):
+    lines = lines_of(PLAN)
+    assert [line(lines, BASELINE, node + 1)["perturbed"] is None for node in range(3)] == [False, True, True]
+    assert all(verdict.passed for verdict in judge(CASES, MATRIX, read(tmp_path / "r", PLAN, lines), typed(PLAN)))
+    line(lines, BASELINE)["perturbed"] = None
+    verdicts = judge(CASES, MATRIX, read(tmp_path / "r", PLAN, lines), typed(PLAN))
+    assert {verdict.repeat for verdict in verdicts if any(p.check == "baseline" for p in verdict.problems)} == {1, 2, 3}
+
+
+def test_case_at_home_on_a_node_runs_there_alone_and_is_judged_by_what_ran_there(tmp_path):
+    plan = plan_of(nodes=3)
+    next(case for case in plan["cases"] if case["id"] == TP2)["home_node"] = 2
+    lines = lines_of(plan)
+    assert [(each["repeat"], each["nodes"]) for each in lines if each.get("case") == TP2] == [(3, [2])]
+    line(lines, TP2, 3)["steps"][0]["loss"] *= 1.01
+    verdicts = judge(CASES, MATRIX, read(tmp_path / "r", plan, lines), typed(plan))
+    assert [(each.id, each.nodes) for each in verdicts if not each.passed] == [(TP2, (2,))]
+    line(lines, TP2, 3).update(repeat=1, nodes=[0])
+    with pytest.raises(ResultsRefusedError):
+        read(tmp_path / "r", plan, lines)
+
+
+def errors(count: int) -> list[dict[str, str]]:
+    return [{"index": "0", "uncorrected_ecc_errors": "0"}, {"index": "1", "uncorrected_ecc_errors": str(count)}]
+
+
+def test_errors_of_a_gpus_memory_on_another_node_are_a_problem(tmp_path):
+    lines = lines_of(PLAN)
+    for node in (1, 2):
+        node_of(lines, node)["gpu_states"] = errors(3)
+    lines[-1]["nodes"] = [{"node": node, "gpu_states": errors(count)} for node, count in ((1, 3), (2, 5))]
+    text = "GPU 1 of node 2 (node-2) had 2 uncorrectable ECC errors while the cases ran"
+    assert problems_of(tmp_path, lines) == [("hardware", text)]
+
+
+def test_errors_of_another_host_before_the_run_was_resumed_there_are_none(tmp_path):
+    lines = lines_of(PLAN)
+    lines[0]["gpu_states"], lines[-1]["gpu_states"] = errors(0), errors(3)
+    nodes = [copy.deepcopy(line) for line in lines if line["type"] == "node"]
+    lines[-1:-1] = [resumed_line(lines[0], host="other", gpu_states=errors(3)), *nodes]
+    assert problems_of(tmp_path, lines) == []
+
+
+def test_certificate_has_each_node_as_it_recorded_itself(tmp_path):
+    lines = lines_of(PLAN)
+    other = node_of(lines, 2)
+    other["machine"], other["image"]["file_digest"] = {**other["machine"], "gpus": [GPU]}, f"sha256:{'a' * 64}"
+    # The plan's lines of nodes are in no order.
+    lines[1:3] = lines[2:0:-1]
+    records = [*node_records(read(tmp_path / "results.jsonl", PLAN, lines))]
+    assert [(each.node, each.host) for each in records] == [(0, lines[0]["host"]), (1, "node-1"), (2, "node-2")]
+    assert [len(each.gpus) for each in records] == [0, 0, 1]
+    assert records[2].gpus[0].driver == "2"
+    digest = lines[0]["image"]["file_digest"]
+    assert [each.image for each in records] == [digest, digest, f"sha256:{'a' * 64}"]
+
+
 def test_failed_rank_is_named_with_its_node(tmp_path):
     lines = lines_of(PLAN)
-    failure = {"kind": "exception", "message": "OSError: No space left on device", "rank": 1, "exit_status": 1}
+    failure = {
+        "kind": "exception",
+        "message": "OSError: No space left on device",
+        "rank": 1,
+        "exit_status": 1,
+        "node": 1,
+    }
     line(lines, TP2, 2).update(status="failed", failure={**failure, "log": "cases/x/rank1.log"})
     lines[-1]["completed"] -= 1
     results = read(tmp_path / "results.jsonl", PLAN, lines)

@@ -1,11 +1,14 @@
 """Conflicts of a project's own: they may take cases away, and then no certificate calls its matrix whole."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 from helpers.certify_world import World, statement_of
 
+from envbuild.catalog import catalog
 from envbuild.catalog.catalog import Catalog, digest_without_summary
+from envbuild.catalog.data import data_root
 
 TP2 = "gpt-fp32-tp2"
 MINE = """
@@ -43,6 +46,16 @@ def test_case_that_a_projects_conflict_takes_away_makes_a_part(mine):
     shipped = [entry for entry in mine.certify(only=()).statement.predicate.not_vouched if entry.name != "mine"]
     assert shipped
     assert all(entry.is_shipped and entry.digest for entry in shipped)
+
+
+def test_conflict_that_is_put_into_a_checkout_of_envbuild_is_not_shipped(mine, monkeypatch):
+    """There the project's envs/ is the shipped one."""
+    shutil.copytree(data_root() / "envs", mine.project / "envs", dirs_exist_ok=True)
+    monkeypatch.setattr(catalog, "data_root", lambda: mine.project)
+    mine.selection = replace(mine.selection, catalog=Catalog.open(mine.project))
+    assert mine.selection.catalog.ships("conflicts", "mine")
+    whole, cases, entry = outcome(mine.certify(only=()))
+    assert (whole, TP2 in cases, entry.is_shipped) == (False, False, False)
 
 
 @pytest.mark.parametrize(("scale", "whole"), [(1.1, False), (1.0, True)])

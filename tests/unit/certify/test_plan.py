@@ -116,7 +116,7 @@ def test_a_transport_is_measured_whatever_the_matrix():
 
 
 def test_ranks_of_a_sweep_are_those_of_a_node():
-    halves = tuple(dataclasses.replace(case, nodes=2) if case.world_size > 2 else case for case in CASES)
+    halves = tuple(dataclasses.replace(case, nodes=2) if case.slots > 2 else case for case in CASES)
     environment = Environment(capabilities=CPU, driver=Driver.MCORE)
     ranks = [
         make_plan(SUBJECT, environment, with_sweep(), cases, network=Network(nodes=2))["bandwidth"]["ranks"]  # type: ignore[index, call-overload]

@@ -9,9 +9,10 @@ import pytest
 from helpers.rows import CAPABILITIES, EXPERTS, MAMBA, TRAINING, rows, values_of
 from hypothesis import HealthCheck, given, settings
 
-from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
+from envbuild.catalog.model_spec import MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
+from envbuild_smoke.plan.architecture import Moe
 
 CPU, A100, H200, B200 = CAPABILITIES
 MODEL = {
@@ -24,7 +25,7 @@ MODEL = {
     "normalization": "RMSNorm",
 }
 # Fields of the models that are tables of their own.
-TABLES = {"moe": (Experts, EXPERTS), "mamba": (MambaLayers, MAMBA)}
+TABLES = {"moe": (vars(Moe(**EXPERTS)), EXPERTS), "mamba": (MambaLayers.model_fields, MAMBA)}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "te": {"layer_spec": "transformer-engine"},
@@ -36,10 +37,10 @@ KINDS: dict[str, dict[str, Any]] = {
 def row(kind: str, capabilities: Capabilities = CPU, **changes: Any) -> ResolvedRow:
     """A row that breaks no rule, with changes: axes, of ModelSpec, or of a table of it."""
     model = MODEL | KINDS[kind]
-    for name, (table, usual) in TABLES.items():
+    for name, (names, usual) in TABLES.items():
         if name in model:
-            own = {field: changes.pop(field) for field in list(changes) if field in table.model_fields}
-            model[name] = table.model_validate(usual | own)
+            own = {field: changes.pop(field) for field in list(changes) if field in names}
+            model[name] = usual | own
     model |= {field: changes.pop(field) for field in list(changes) if field in ModelSpec.model_fields}
     return ResolvedRow(
         values=values_of(**changes),
@@ -171,6 +172,76 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
             {"micro_batch_size": 4, "loss_mask": "uneven"},
             "loss_mask = uneven with another micro_batch_size needs calculate_per_token_loss",
         ),
+        # -- schedules
+        ("gpt", CPU, {"lr_warmup_iters": 5}, "lr_warmup_iters 5 must be less than lr_decay_iters 5"),
+        ("gpt", CPU, {"min_lr": 0.1}, "min_lr 0.1 must be at most learning_rate 0.001"),
+        ("gpt", CPU, {"lr_warmup_init": 0.1}, "lr_warmup_init 0.1 must be at most learning_rate 0.001"),
+        ("gpt", CPU, {"decoupled_lr": 1e-4, "min_lr": 2e-4}, "min_lr 0.0002 must be at most decoupled_lr 0.0001"),
+        ("gpt", CPU, {"lr_decay_style": "WSD"}, "WSD needs lr_wsd_decay_iters"),
+        ("gpt", CPU, {"start_weight_decay": 0.0}, "start_weight_decay and a weight_decay_incr_style other than"),
+        ("gpt", CPU, {"weight_decay_incr_style": "cosine"}, "start_weight_decay and a weight_decay_incr_style"),
+        (
+            "gpt",
+            CPU,
+            {"weight_decay_incr_style": "linear", "start_weight_decay": 0.2},
+            "start_weight_decay 0.2 must be at most weight_decay 0",
+        ),
+        # -- stages
+        ("gpt", CPU, {"num_layers_in_first_pipeline_stage": 1}, "num_layers_in_first_pipeline_stage needs pipeline"),
+        ("gpt", CPU, {"pipeline": 2, "account_for_loss_in_pipeline_split": True}, "8 and 1 that count as layers must"),
+        (
+            "gpt",
+            CPU,
+            {"pipeline": 4, "num_layers_in_last_pipeline_stage": 3},
+            "num_layers 8 without num_layers_in_last_pipeline_stage does not divide by the 3 other stages",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"pipeline": 4, "virtual_pipeline": 2, "num_layers_in_first_pipeline_stage": 1},
+            "num_layers_in_first_pipeline_stage must be a multiple of virtual_pipeline = 2",
+        ),
+        (
+            "gpt",
+            CPU,
+            {"pipeline": 2, "pipeline_model_parallel_layout": "Et|t|L"},
+            "pipeline_model_parallel_layout has 3 stages of 2 layers in all",
+        ),
+        (
+            "gpt",
+            CPU,
+            {
+                "pipeline": 2,
+                "pipeline_model_parallel_layout": "Ett|tL",
+                "account_for_embedding_in_pipeline_split": True,
+            },
+            "a layout has one kind",
+        ),
+        # -- gradients and fusions
+        ("gpt", CPU, {"average_in_collective": True}, "average_in_collective needs data x context > 1"),
+        (
+            "gpt",
+            CPU,
+            {"data": 2, "average_in_collective": True, "calculate_per_token_loss": True},
+            "average_in_collective needs calculate_per_token_loss = false",
+        ),
+        ("gpt", CPU, {"grad_reduce_in_fp32": False}, "grad_reduce_in_fp32 = false needs precision bf16"),
+        ("gpt", CPU, {"loss_scale": 1024.0}, "loss_scale = 1024 needs precision fp16"),
+        ("gpt", CPU, {"apply_rope_fusion": True}, "apply_rope_fusion needs layer_spec transformer-engine"),
+        ("gpt", CPU, {"cross_entropy_fusion": "te"}, "cross_entropy_fusion = te needs layer_spec transformer-engine"),
+        (
+            "gpt",
+            CPU,
+            {"normalization": "LayerNorm", "bias_activation_fusion": True},
+            "bias_activation_fusion needs normalization RMSNorm",
+        ),
+        ("gpt", CPU, {"recompute": "moe"}, "recompute = moe needs a model with experts (moe)"),
+        ("moe", CPU, {"recompute": "mlp"}, "recompute = mlp needs a model without experts"),
+        ("moe", CPU, {"recompute": "moe_act"}, "recompute = moe_act needs moe_grouped_gemm"),
+        ("gpt", CPU, {"recompute": "mla_up_proj"}, "recompute = mla_up_proj needs a model that has it"),
+        ("gpt", CPU, {"recompute": "layernorm"}, "it needs the package transformer-engine"),
+        ("gpt", CPU, {"gradient_accumulation_fusion": True}, "it needs the package apex"),
+        ("gpt", CPU, {"precision": "bf16", "masked_softmax_fusion": True}, "it needs the package apex"),
         # -- experts
         ("gpt", CPU, {"data": 2, "expert": 2}, "expert = 2 needs a model with experts (moe)"),
         ("moe", CPU, {"data": 2, "expert": 4}, "data x context = 2 must be a multiple of expert = 4"),
@@ -192,18 +263,18 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
             "router_load_balancing_type = aux_loss needs the matrix's micro_batch_size",
         ),
         # -- continued in another layout
-        ("gpt", CPU, {"tensor": 2, "continue_in": {"pipeline": 2}}, "continue_in: it needs resume_at"),
+        ("gpt", CPU, {"tensor": 2, "continue_in": {"pipeline": 2}}, "continue_in needs resume_at"),
         (
             "gpt",
             CPU,
-            {"tensor": 2, "resume_at": 2, "continue_in": {"pipeline": 4}},
-            "continue_in: it has 4 processes and must have as many as the layout that is saved, 2",
+            {"data": 2, "resume_at": 2, "continue_nodes": 4},
+            "after resume_at: processes 2 must be a multiple of nodes = 4",
         ),
         (
             "gpt",
             CPU,
             {"tensor": 3, "num_layers": 4, "resume_at": 2, "continue_in": {"pipeline": 3}},
-            "continue_in: num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3",
+            "after resume_at: num_layers 4 must be a multiple of pipeline x virtual_pipeline = 3",
         ),
         # -- Mamba layers
         ("mamba", H200, {"num_layers": 4}, "has 8 letters and must have one for each of num_layers 4"),

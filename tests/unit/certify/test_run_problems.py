@@ -120,9 +120,9 @@ def test_run_on_the_gpus_that_the_plan_asks_for(on_gpus):
     ("changes", "check", "words"),
     [
         ({"capability": "8.0"}, "hardware", "is a NVIDIA H200 of compute capability 8.0; the plan asks for sm_90"),
-        ({"names": ()}, "hardware", "was trained on 1 GPUs, of 0 that were recorded"),
-        ({"case": {"devices": [0]}}, "hardware", f"{TP2} of 2 ranks was trained on 1 GPUs, of 4 that were recorded"),
-        ({"case": {"devices": [1, 1]}}, "hardware", f"{TP2} of 2 ranks was trained on 1 GPUs"),
+        ({"names": ()}, "hardware", "for 1 GPUs was trained on 1, of 0 that were recorded"),
+        ({"case": {"devices": [0]}}, "hardware", f"{TP2} for 2 GPUs was trained on 1, of 4 that were recorded"),
+        ({"case": {"devices": [1, 1]}}, "hardware", f"{TP2} for 2 GPUs was trained on 1"),
         ({"backend": "gloo", "transports": None}, "transport", "GPUs communicated by gloo, not by nccl"),
         (
             {"transports": ["SHM/direct/direct"]},

@@ -25,7 +25,8 @@ NAMES = CATALOG.names("matrices")
 AXES = {
     "data", "tensor", "sequence", "pipeline", "context", "expert", "micro_batch_size", "attention_backend", "nodes",
     "distributed_optimizer", "recompute", "resume_at", "virtual_pipeline", "overlap_grad_reduce",
-    "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in",
+    "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in", "continue_nodes", "average_in_collective",
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout",
 }  # fmt: skip
 
 
@@ -77,8 +78,9 @@ def axes_compared(cases: dict[str, Case]) -> set[str]:
 def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
     assert axes_compared(cases_of("certify-full", CPU)) == AXES - {"attention_backend"}
     assert axes_compared(cases_of("certify-full", H200)) == AXES | {
-        "moe_grouped_gemm",
-        "num_distributed_optimizer_instances",
+        *("moe_grouped_gemm", "num_distributed_optimizer_instances", "use_precision_aware_optimizer"),
+        *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_fusion"),
+        "masked_softmax_fusion",
     }
 
 

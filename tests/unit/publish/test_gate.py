@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from helpers.certificates import machine
+from helpers.certificates import case_of, machine
 from helpers.publish_world import PublishWorld, make_publish_world, measured_now, with_record
 
 from envbuild.catalog.catalog import Catalog
@@ -22,6 +22,8 @@ NOT_VOUCHED = {
     "name": "some-conflict", "versions": "a 1", "what": "tp2", "why": "wrong", "evidence": "seen", "fix": "b",
     "fixed_in": None, "cases": [],
 }  # fmt: skip
+
+TEN_CASES = [case_of(f"gpt-fp32-tp{number}") for number in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,29 @@ def test_what_the_policy_forbids_and_what_allows_it(world, fields, reason, allow
     strict = rules(world, allow_not_vouched=False)
     assert refused(world, certificate, strict).reason == reason
     assert admit(world.image, certificate, replace(strict, policy=strict.policy.model_copy(update=allowing)))
+
+
+@pytest.mark.parametrize(
+    ("excused", "passed", "admitted"), [(0, 0, True), (1, 0, True), (2, 0, False), (1, 9, True), (9, 1, False)]
+)
+def test_how_many_cases_may_be_excused(world, excused, passed, admitted):
+    """The certificate has ten cases, and cases that are known to train wrongly and passed do not count."""
+    outcomes = [{"id": f"excused{number}", "result": "not run"} for number in range(excused)]
+    outcomes += [{"id": f"passed{number}", "result": "passed"} for number in range(passed)]
+    certificate = world.certify(
+        not_vouched=[{**NOT_VOUCHED, "cases": outcomes}],
+        cases=TEN_CASES,
+    )
+    rule = rules(world, max_excused_percent=12)
+    if admitted:
+        assert admit(world.image, certificate, rule)
+    else:
+        error = refused(world, certificate, rule)
+        assert (error.reason, f"{excused} of {10 + excused} cases are excused by some-conflict" in error.why) == (
+            "excused",
+            True,
+        )
+        assert admit(world.image, certificate, rules(world, max_excused_percent=50))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def case(context: RankContext) -> None:
     (folder / f"rank{context.rank}.context").write_text(
         json.dumps({"device_index": context.device_index, "parent": os.getppid(), "save": context.save_final_weights})
     )
-    print(f"hello from rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
+    print(f"hello from rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, {os.environ['LOCAL_WORLD_SIZE']} here")
     globals()[context.case.id.split("-")[0]](context)
 
 
@@ -34,10 +34,10 @@ def train(context: RankContext) -> None:
     """All goes well: a baseline leaves its weights, and the last rank reports."""
     if context.case.baseline is None:
         context.checkpoint.mkdir(parents=True, exist_ok=True)
-    if context.rank == context.case.world_size - 1:
-        for step in range(1, context.case.training.steps + 1):
+    if context.rank == context.world_size - 1:
+        for step in range(context.part.after + 1, context.part.until + 1):
             report(context, step, 7.0 - step)
-    if context.case.compare_weights and context.rank == 0:
+    if context.case.compare_weights and context.is_last and context.rank == 0:
         context.report(weights=compared(context))
 
 
@@ -72,7 +72,7 @@ def meets(context: RankContext) -> None:
     if context.rank == 0:
         assert context.listener is not None
         with socket.socket(fileno=context.listener) as listener:
-            for _ in range(context.case.world_size - 1):
+            for _ in range(context.world_size - 1):
                 connection, _address = listener.accept()
                 connection.close()
     else:
@@ -85,7 +85,8 @@ OBSERVED = Observed(
     **dict.fromkeys(("attention", "router_gemm", "normalization", "optimizer", "params_dtype", "samples_digest"), "x"),
     **dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False),
     **dict.fromkeys(("gradient_buckets", "parameters", "trainable_parameters"), 1),
-    **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "loss_scale"), 0.0),
+    gradients_dtype="x",
     libraries={},
 )
 
@@ -316,6 +317,22 @@ def unlucky(context: RankContext) -> None:
             wait_for(context.out / "neighbour")
             (context.out / "unlucky").touch()
             os.kill(os.getppid(), signal.SIGKILL)
+        wait_for_nothing()
+    train(context)
+
+
+def raiseslater(context: RankContext) -> None:
+    """A rank that the first part did not have raises in the second one."""
+    if context.rank == 2:
+        raise ValueError("planted in the second part")
+    train(context)
+
+
+def unluckylater(context: RankContext) -> None:
+    """The first time, the fork server is killed in the second part."""
+    if context.part.after and context.rank == 0 and not (context.out / "unlucky").exists():
+        (context.out / "unlucky").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
         wait_for_nothing()
     train(context)
 

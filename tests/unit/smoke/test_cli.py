@@ -70,11 +70,11 @@ def test_full_disk_exits_5_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     """A limit to the size of files is what fills the disk: the results' file grows to it."""
     out = tmp_path / "out"
     # Many steps: of all files that are written, the results are the largest.
-    long = {**BASELINE["training"], "steps": 50}
+    long = {**BASELINE["training"], "steps": 100}
     plan = write_plan(tmp_path, BASELINE, *(two_ranks(f"train-{name}", training=long) for name in "abcdef"))
     command = [*FAKE_COMMAND, "run", "--plan", str(plan), "--out", str(out)]
     done = subprocess.run(
-        ["prlimit", "--fsize=10000", *command], capture_output=True, text=True, timeout=120, check=False
+        ["prlimit", "--fsize=20000", *command], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 5
     assert "cannot be written" in done.stderr

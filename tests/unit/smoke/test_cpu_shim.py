@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from types import ModuleType
 from typing import Any
 
@@ -50,7 +51,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     def no_cuda(*_arguments: object, **_options: object) -> None:
         raise AssertionError("CUDA was called")
 
-    names = ("torch", "torch.cuda", "torch.cuda.random", "megatron.core.tensor_parallel.random")
+    names = ("torch", "torch.cuda", "torch.cuda.random", "torch.distributed", "megatron.core.tensor_parallel.random")
     modules: dict[str, Any] = {name: ModuleType(name) for name in names}
     for name in names:
         # A module of this name is found without its parents.
@@ -61,6 +62,12 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     fake.Tensor = type("Tensor", (Tensor,), dict(vars(Tensor)))
     fake.device = lambda name: f"device {name}"
     fake.default_generator = Generator()
+    fake.compile = no_cuda
+    fake.distributed = modules["torch.distributed"]
+    fake.distributed.ReduceOp = Enum("ReduceOp", ["SUM", "AVG"])
+    fake.distributed.get_world_size = lambda group: {"two": 2}[group]
+    for name in ("all_reduce", "reduce_scatter_tensor"):
+        setattr(fake.distributed, name, factory(name))
     for name in ("zeros", "ones", "tensor", "empty", "arange", "randn"):
         setattr(fake, name, factory(name))
     for name in (
@@ -111,6 +118,34 @@ def test_factories_use_the_cpu_for_cuda_devices(torch: Any, device: str | None, 
     cpu_shim.install()
     assert torch.zeros([3], dtype="int", device=device) == ("zeros", ([3],), {"dtype": "int", "device": given})
     assert torch.ones(2, 3) == ("ones", (2, 3), {})
+
+
+class Divided:
+    by = 1
+
+    def div_(self, number: int) -> None:
+        self.by = number
+
+
+def test_averages_are_sums_of_what_is_divided_before(torch: Any) -> None:
+    cpu_shim.install()
+    own, whole, operations = Divided(), Divided(), torch.distributed.ReduceOp
+    for operation, by in ((operations.SUM, 1), (operations.AVG, 2)):
+        made = torch.distributed.reduce_scatter_tensor(own, whole, op=operation, group="two")
+        assert made == ("reduce_scatter_tensor", (own, whole), {"op": operations.SUM, "group": "two"})
+        assert (own.by, whole.by) == (1, by)
+    torch.distributed.all_reduce(own, op=operations.AVG, group="two")
+    assert own.by == 2
+
+
+def test_functions_are_not_compiled(torch: Any) -> None:
+    cpu_shim.install()
+    assert torch.compile(no_factory) is no_factory
+    assert torch.compile(dynamic=True)(no_factory) is no_factory
+
+
+def no_factory() -> None:
+    """A function to compile."""
 
 
 def test_random_states_are_kept_and_put_back(torch: Any) -> None:

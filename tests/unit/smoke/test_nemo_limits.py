@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from helpers.smoke_plans import case_document, plan_document
 
 from envbuild_smoke.drivers.nemo.limits import GRAD_NORM, LOSS, SECONDS, gpus_of, step_of
-from envbuild_smoke.drivers.parts import Part, parts_of, refuse_unsupported
+from envbuild_smoke.drivers.parts import refuse_unsupported
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.plan.reader import parse_plan
 from envbuild_smoke.results import Step
@@ -44,27 +43,6 @@ def test_one_rank_has_its_gpu_alone():
 def test_case_that_recipes_have_is_accepted():
     plan = plan_of({}, "settings", distributed_optimizer=False)
     assert refuse_unsupported(plan.cases[0], plan.models["gpt"]) is None
-
-
-def test_case_is_one_call_of_pretrain():
-    case = plan_of({}, "", resume_at=None).cases[0]
-    assert list(parts_of(case, Path("there"))) == [Part(case=case, until=case.training.steps)]
-
-
-def test_resumed_case_is_two_calls_with_a_checkpoint_between_them():
-    case = plan_of({}, "", resume_at=2).cases[0]
-    first, second = parts_of(case, Path("there"))
-    assert first == Part(case=case, until=2, saves_to=Path("there"))
-    assert second == Part(case=case, after=2, until=case.training.steps, resumes_from=Path("there"))
-
-
-def test_case_that_continues_in_another_layout_has_it_in_its_second_part_alone():
-    plain = plan_of({}, "").cases[0]
-    other = asdict(plain.layout) | {"tensor": 2}
-    case = plan_of({}, "", resume_at=2, continue_in=other).cases[0]
-    first, second = parts_of(case, Path("there"))
-    assert first.case.layout == plain.layout
-    assert (second.case.layout.tensor, second.case.layout.data) == (2, plain.layout.data)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """A wrong plan is refused before anything runs; the message has the place, the value and what is allowed."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envbuild_smoke.plan.axes import Layout, Part
+from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import PlanError
 from envbuild_smoke.plan.reader import parse_plan, read_plan
 
@@ -40,6 +43,43 @@ def test_plan_digest_is_of_the_bytes(document: Document) -> None:
     one, other = json.dumps(document).encode(), json.dumps(document, indent=2).encode()
     assert parse_plan(one).digest != parse_plan(other).digest
     assert parse_plan(one).cases == parse_plan(other).cases
+
+
+def test_case_has_a_part_where_it_is_not_resumed(document: Document) -> None:
+    (baseline, case) = parse_plan(json.dumps(document).encode()).cases
+    assert case.parts == (Part(layout=case.layout, nodes=1, after=0, until=case.training.steps),)
+    assert (baseline.slots, case.slots, case.most_nodes) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "continue_nodes", "slots"),
+    # Of (nodes, ranks on each) the most of both.
+    [(1, 2, None, 2), (1, 4, None, 4), (2, 2, 1, 4), (1, 2, 2, 4), (2, 4, None, 4)],
+)
+def test_resumed_case_has_two_parts_and_room_for_both(
+    document: Document, nodes: int, ranks: int, continue_nodes: int | None, slots: int
+) -> None:
+    other = as_json(Layout(data=ranks))
+    own = {"nodes": nodes, "resume_at": 2, "continue_in": other, "continue_nodes": continue_nodes}
+    document["cases"][1].update(own)
+    plan = parse_plan(json.dumps({**document, "nodes": 2}).encode())
+    case = plan.cases[1]
+    first, second = case.parts
+    assert (first.layout, first.nodes, first.after, first.until) == (case.layout, nodes, 0, 2)
+    assert (second.layout, second.nodes) == (Layout(data=ranks), continue_nodes or nodes)
+    assert (second.after, second.until) == (2, case.training.steps)
+    assert case.slots == slots
+    assert plan.nodes_of(case, 1) == tuple(range(max(nodes, continue_nodes or nodes)))
+
+
+@pytest.mark.parametrize(("nodes", "problem"), [(3, "found 3; the run has 2"), (2, "as many of the 3 ranks")])
+def test_nodes_of_a_second_part_are_the_runs_and_have_as_many_ranks(
+    document: Document, nodes: int, problem: str
+) -> None:
+    own = {"resume_at": 2, "continue_in": as_json(Layout(data=3)), "continue_nodes": nodes}
+    document["cases"][1].update(own)
+    with pytest.raises(PlanError, match=problem):
+        parse_plan(json.dumps({**document, "nodes": 2}).encode())
 
 
 def test_selection_brings_the_baseline_along(document: Document) -> None:
@@ -97,6 +137,30 @@ def test_plan_layouts_are_the_planners_to_check(document: Document) -> None:
     """The runner runs what the plan has, also what computes something else: that is how a fault is planted."""
     document["cases"][1]["layout"].update({"data": 3, "pipeline": 2, "virtual_pipeline": 2, "sequence": True})
     assert parse_plan(json.dumps(document).encode()).cases[1].layout.world_size == 6
+
+
+def test_case_at_home_runs_there_and_what_every_node_runs_is_measured_on_the_first(document: Document) -> None:
+    baseline, case = document["cases"]
+    cases = [{**baseline, "perturbed_runs": 4, "compare_reference": True}, {**case, "home_node": 1}]
+    plan = parse_plan(json.dumps({**document, "cases": cases, "nodes": 3, "repeats": 2}).encode())
+    everywhere, home = plan.case(baseline["id"]), plan.case(case["id"])
+    assert (list(plan.runs_of(everywhere)), list(plan.runs_of(home))) == ([1, 2, 3, 4, 5, 6], [2, 5])
+    assert [plan.nodes_of(home, repeat) for repeat in (2, 5)] == [(1,), (1,)]
+    measured = {repeat: plan.run_of(everywhere, repeat) for repeat in plan.runs_of(everywhere)}
+    assert {repeat: run.perturbed_runs for repeat, run in measured.items()} == {1: 4, 2: 0, 3: 0, 4: 4, 5: 0, 6: 0}
+    assert [repeat for repeat, run in measured.items() if run.compare_reference] == [1, 4]
+    alone = dataclasses.replace(everywhere, home_node=2)
+    assert [plan.run_of(alone, repeat).perturbed_runs for repeat in plan.runs_of(alone)] == [4, 4]
+
+
+@pytest.mark.parametrize(("baseline", "case"), [(None, 2), (0, 1), (1, None)])
+def test_case_at_home_where_its_baseline_does_not_run_is_refused(
+    document: Document, baseline: int | None, case: int | None
+) -> None:
+    homes = zip(document["cases"], (baseline, case), strict=True)
+    cases = [{**planned, "home_node": home} for planned, home in homes]
+    problem = f"home_node: found {case}; the run has 2 nodes, and train-baseline has to run there, too"
+    assert problem in refusal({**document, "cases": cases, "nodes": 2})
 
 
 def test_plan_for_gpus_must_say_which(document: Document) -> None:

@@ -251,7 +251,7 @@ def test_run_whose_checkpoints_are_gone_is_not_resumed_and_left(smoke: Smoke, tm
 
 
 def test_two_runs_do_not_share_a_directory(smoke: Smoke, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(resume, "LOCK_SECONDS", 0.0)
     lock = resume.lock_folder(waiting / "out")
     done = run(smoke, waiting, "--resume")
     assert done.status == 2

@@ -14,6 +14,8 @@ from unit.smoke.conftest import BASELINE, SHORT_LIMIT, Done, finding_codes, two_
 from unit.smoke.processes import assert_gone, is_alive
 
 from envbuild_smoke.environment import gpus
+from envbuild_smoke.plan.axes import Layout
+from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.run.options import Options
 from envbuild_smoke.run.pool import Pool
 from envbuild_smoke.run.results import ResultsWriter
@@ -34,6 +36,46 @@ def test_cases_that_end_well(one_by_one: Done) -> None:
     assert 0 <= case["startup_seconds"] <= case["seconds"]
     completed = sum(case["status"] == "completed" for case in one_by_one.cases.values())
     assert (end["cases"], end["completed"]) == (len(one_by_one.cases), completed)
+
+
+GROWS = {"resume_at": 2, "continue_in": as_json(Layout(data=4))}
+
+
+def test_resumed_case_is_trained_by_as_many_ranks_as_its_second_part_has(run_fake: RunFake) -> None:
+    halved = {**case_document("train-halved", "train-baseline", data=4), "resume_at": 2}
+    done = run_fake(BASELINE, two_ranks("train-grown", **GROWS), {**halved, "continue_in": as_json(Layout(data=2))})
+    for name, sizes in (("train-grown", [2, 4]), ("train-halved", [4, 2])):
+        case = done.cases[name]
+        assert (case["status"], [step["step"] for step in case["steps"]]) == ("completed", [1, 2, 3, 4, 5])
+        assert (len(case["devices"]), len(case["logs"]), case["nodes"]) == (4, 4, [0])
+        greetings = [greeting_lines(done.out / log) for log in case["logs"]]
+        assert greetings == [
+            [f"hello from rank {rank} of {size}, {size} here" for size in sizes if rank < size] for rank in range(4)
+        ]
+
+
+def greeting_lines(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if line.startswith("hello")]
+
+
+def test_failure_in_the_second_part_is_that_of_the_case(run_fake: RunFake) -> None:
+    case = run_fake(BASELINE, two_ranks("raiseslater", **GROWS)).cases["raiseslater"]
+    failure = case["failure"]
+    assert (case["status"], failure["rank"], failure["node"]) == ("failed", 2, 0)
+    assert failure["message"] == "ValueError: planted in the second part"
+    assert [step["step"] for step in case["steps"]][:2] == [1, 2]
+
+
+def test_second_part_does_not_begin_where_the_first_one_failed(run_fake: RunFake) -> None:
+    done = run_fake(BASELINE, two_ranks("raises", **GROWS))
+    case = done.cases["raises"]
+    assert (case["failure"]["rank"], len(case["logs"])) == (1, 2)
+
+
+def test_case_begins_anew_where_the_fork_server_dies_in_its_second_part(run_fake: RunFake) -> None:
+    case = run_fake(BASELINE, two_ranks("unluckylater", **GROWS)).cases["unluckylater"]
+    assert (case["status"], [step["step"] for step in case["steps"]]) == ("completed", [1, 2, 3, 4, 5])
+    assert "SIGKILL" in case["restarted"]
 
 
 def test_states_of_the_gpus_are_read_when_no_rank_is_left(

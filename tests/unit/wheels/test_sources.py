@@ -13,10 +13,11 @@ from unit.wheels.test_key import PARTS
 from envbuild.core.digests import sha256_bytes
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.progress import SilentReporter
+from envbuild.git.checkout import _add
 from envbuild.lock.components.downloads import FILE
 from envbuild.store.local import LocalStore
 from envbuild.wheels import sources as module
-from envbuild.wheels.sources import SourceOrigin, WheelSources, _add, version_variables
+from envbuild.wheels.sources import SourceOrigin, WheelSources, version_variables
 
 
 @pytest.fixture

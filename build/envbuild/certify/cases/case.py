@@ -12,7 +12,7 @@ from envbuild.catalog.catalog import Selection
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix, RecipeAs
 from envbuild.catalog.model_spec import ModelSpec
-from envbuild_smoke.plan.axes import TABLE, CaseAxes, Layout, Settings, Training, axes
+from envbuild_smoke.plan.axes import TABLE, CaseAxes, CaseParts, Layout, Settings, Training, axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(CaseAxes):
+class Case(CaseParts):
     """One certification run. Its ID is made from its fields: ``gpt-fp32-tp2-pp2-do``.
 
     Attributes:
@@ -47,8 +47,6 @@ class Case(CaseAxes):
     """
 
     model: str
-    layout: Layout
-    training: Training
     settings: Settings
     compare_weights: bool
     words: tuple[tuple[str, str], ...] = ()
@@ -74,11 +72,6 @@ class Case(CaseAxes):
     def compared_with(self) -> str | None:
         """The ID of its baseline; None for a baseline."""
         return None if self.is_baseline else self.baseline_id
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes, each with a GPU of its own where there are any."""
-        return self.layout.world_size
 
     @property
     def micro_batches(self) -> int:

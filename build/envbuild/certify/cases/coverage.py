@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from envbuild.catalog.matrix import Matrix, MatrixRow
-from envbuild.catalog.model_spec import Experts, MambaLayers, ModelSpec
+from envbuild.catalog.model_spec import MambaLayers, ModelSpec
 from envbuild.certify.cases.case import Capabilities, Case, ResolvedRow
 from envbuild.certify.cases.rules import broken_rules, missing_capabilities
-from envbuild_smoke.plan.axes import TABLE, Layout, Training
+from envbuild_smoke.plan.architecture import ARCHITECTURE, MOE, Architecture, Latent, Moe
+from envbuild_smoke.plan.axes import TABLE, Axis, Training
 
 # The least that a row needs to use an axis.
 _ROWS: Mapping[str, Mapping[str, object]] = {name: least for axis in TABLE for name, least in axis.grid.items()}
 # What a model has; a matrix without such a model has no case for it.
+# The parts of a model that are axes, each with the least that uses it.
+_EXPERTS = {name: least for axis in MOE for name, least in axis.grid.items()}
+PARTS = {**{name: least for axis in ARCHITECTURE for name, least in axis.grid.items()}, **_EXPERTS, "mla": {}}
 _ROUTER_LOSSES = {"aux_loss", "seq_aux_loss", "z_loss"}
 _MODELS = (
     "norm_epsilon",
     "num_query_groups",
     "qkv_bias",
+    *PARTS,
     "moe",
     *sorted(_ROUTER_LOSSES),
     "mamba",
     "transformer-engine",
 )
 AXES = (*_ROWS, *_MODELS)
-_OF_EXPERTS = ("expert", "expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm")
+_OF_EXPERTS = (*_EXPERTS, "expert", "expert_tensor", "moe_token_dispatcher_type", "moe_grouped_gemm")
 # The steps leave room for resume_at = 1, and the samples divide by what _ROWS multiplies.
 _TRAINING = Training(steps=2, micro_batch_size=2, global_batch_size=16, learning_rate=1e-3, clip_grad_norm=1.0, seed=1)
+_LATENT = Latent(q_lora_rank=32, kv_lora_rank=32, qk_head_dim=16, qk_pos_emb_head_dim=8, v_head_dim=16)
 State = Literal["covered", "impossible", "not covered"]
 
 
@@ -59,7 +65,7 @@ def axes_of(case: Case, model: ModelSpec) -> frozenset[str]:
     values = {**vars(case), **vars(case.layout), **vars(case.training), **vars(case.settings)}
     own = {name for axis in TABLE for name in axis.grid_names(values[axis.name])}
     # "none" is no axis of a router's losses.
-    return frozenset({*own, *_features(model)} & set(AXES))
+    return frozenset({*own, *_features(model), *_parts(model)} & set(AXES))
 
 
 def _features(model: ModelSpec) -> Iterator[str]:
@@ -80,14 +86,25 @@ def _features(model: ModelSpec) -> Iterator[str]:
         yield "transformer-engine"
 
 
+def _parts(model: ModelSpec) -> Iterator[str]:
+    for table, values in ((ARCHITECTURE, model.architecture), (MOE, model.moe)):
+        for axis in table if values is not None else ():
+            yield from axis.grid_names(getattr(values, axis.name))
+    if model.mla is not None:
+        yield "mla"
+
+
 def coverage(matrix: Matrix, cases: Sequence[Case], capabilities: Capabilities) -> tuple[Pair, ...]:
     """Each pair of axes: the cases that use both, the rule that forbids it, or neither.
 
-    A baseline covers nothing: it is compared with nothing.
+    Two parts of a model are no pair: which of them are together is the model's. A baseline covers nothing: it is
+    compared with nothing.
     """
     used = {case.id: axes_of(case, matrix.models[case.model]) for case in cases if not case.is_baseline}
     pairs = []
     for pair in itertools.combinations(AXES, 2):
+        if PARTS.keys() >= set(pair):
+            continue
         covering = tuple(name for name, axes in used.items() if axes.issuperset(pair))
         pairs.append(Pair(axes=pair, cases=covering, why="" if covering else _forbidden(pair, capabilities)))
     return tuple(pairs)
@@ -130,10 +147,17 @@ def _model(pair: tuple[str, str]) -> ModelSpec:
         vocabulary_size=512,
         # Layers of megatron-core's own take sequence parallel with RMSNorm alone (rules.py).
         normalization="RMSNorm",
+        architecture=Architecture(**_values(ARCHITECTURE, axes)),  # type: ignore[arg-type]
+        mla=_LATENT if "mla" in axes else None,
         layer_spec="transformer-engine" if engine else "local",
-        moe=Experts(num_experts=4, router_topk=2, **losses) if has_experts else None,  # type: ignore[arg-type]
+        moe=Moe(num_experts=4, router_topk=2, **losses, **_values(MOE, axes)) if has_experts else None,  # type: ignore[arg-type]
         mamba=mamba if "mamba" in axes else None,
     )
+
+
+def _values(table: Iterable[Axis], names: set[str]) -> dict[str, object]:
+    """The least values of the axes of a table that are named."""
+    return {key: value for axis in table for name in names & set(axis.grid) for key, value in axis.grid[name].items()}
 
 
 def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str, object]]:
@@ -144,23 +168,13 @@ def _least_rows(pair: tuple[str, str], model: ModelSpec) -> Iterator[Mapping[str
             before = values.get(name)
             # Where both axes want a size, the larger one serves both.
             values[name] = max(before, value) if isinstance(before, int) and isinstance(value, int) else value
-    # Optimizers are sharded over data-parallel ranks, Transformer Engine splits contexts in 16 bits alone, and experts
-    # take tensor parallel with sequence parallel alone.
-    data = {values.get("data", 1), 2} if "continue_in" in pair else {values.get("data", 1)}
+    # Transformer Engine splits contexts in 16 bits alone, and experts take tensor parallel with sequence parallel.
     engine = model.layer_spec == "transformer-engine"
     precisions = {values.get("precision", "fp32"), *(("bf16",) if engine and values.get("precision") != "fp8" else ())}
     sequences = {values.get("sequence", False), *((True,) if values.get("tensor", 1) != 1 else ())}
-    for choice in itertools.product(data, precisions, sequences):
-        own = dict(zip(("data", "precision", "sequence"), choice, strict=True))
-        row = MatrixRow.model_validate({**values, **own})
-        spec = next(row.specs())
-        if row.continue_in is None:
-            yield spec
-            continue
-        processes = row.data * row.tensor * row.pipeline * row.context
-        # Another layout of as many processes, as rules.py wants it.
-        yield {**spec, "continue_in": Layout(data=processes)}
-        yield {**spec, "continue_in": Layout(pipeline=processes)}
+    for precision, sequence in itertools.product(precisions, sequences):
+        row = MatrixRow.model_validate({**values, "precision": precision, "sequence": sequence})
+        yield from row.specs()
 
 
 def lines_of(pairs: Sequence[Pair]) -> list[str]:

@@ -33,9 +33,8 @@ def _affects(entry: Conflict, case: Case, matrix: Matrix) -> bool:
 def _values(case: Case, matrix: Matrix) -> Iterator[dict[str, object]]:
     """The values of a case, in each of its layouts."""
     settings = {**vars(case.settings), "precision": case.precision, "resume_at": case.resume_at}
-    for layout in (case.layout, case.continue_in):
-        if layout is not None:
-            yield values_of({**vars(layout), **settings}, case.training, matrix.models[case.model])
+    for part in case.parts:
+        yield values_of({**vars(part.layout), **settings}, case.training, matrix.models[case.model])
 
 
 def left_out(affected: Mapping[str, tuple[str, ...]], entries: Mapping[str, Conflict]) -> tuple[LeftOut, ...]:

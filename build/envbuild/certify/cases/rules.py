@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from envbuild.catalog.fields import Device
 from envbuild.certify.cases.case import ResolvedRow
+from envbuild.certify.cases.stage_rules import stage_sizes
+from envbuild.certify.cases.training_rules import fusion_needs, schedule_needs
 
 # Qwen2.5-7B cut to hidden size 128 has 28 heads of 4, for which no attention backend exists; 224 and 3584 work.
 HEAD_SIZE_MULTIPLE = 8
@@ -34,26 +36,25 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
-    broken = [rule for source in (*sizes, *needs) for rule in source(row)]
-    return broken + [f"continue_in: {rule}" for rule in _continued(row)]
+    broken = [rule for source in (*sizes, *needs, schedule_needs, fusion_needs) for rule in source(row)]
+    return broken + _continued(row)
 
 
 def _continued(row: ResolvedRow) -> list[str]:
-    """The rules that the layout breaks in which a case continues."""
-    case, layout = row.case, row.case.continue_in
-    if layout is None:
-        return []
-    broken = [] if case.resume_at is not None else ["it needs resume_at"]
-    before, after = case.world_size, layout.world_size
-    if before != after:
-        broken.append(f"it has {after} processes and must have as many as the layout that is saved, {before}")
-    # Without continue_in its own rules end there: broken_rules() comes back to this function.
-    changes: dict[str, object] = {**vars(layout), "continue_in": None}
+    """The rules that a case breaks with the layout and the nodes with which it continues."""
+    case = row.case
+    named = [name for name in ("continue_in", "continue_nodes") if getattr(case, name) is not None]
+    if case.resume_at is None or not named:
+        return [f"{name} needs resume_at" for name in named]
+    after = case.parts[-1]
+    layout = after.layout
+    # Without these its own rules end there: broken_rules() comes back to this function.
+    changes: dict[str, object] = {**vars(layout), "nodes": after.nodes, **dict.fromkeys(named)}
     if layout.data * layout.context == 1:
         # One rank has the whole state of an optimizer that was sharded, and its only bucket.
         changes |= dict.fromkeys(("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"), False)
-        changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1}
-    return broken + broken_rules(replace(row, values={**row.values, **changes}))
+        changes |= {"bucket_size": None, "num_distributed_optimizer_instances": 1, "average_in_collective": False}
+    return [f"after resume_at: {rule}" for rule in broken_rules(replace(row, values={**row.values, **changes}))]
 
 
 def missing_capabilities(row: ResolvedRow) -> list[str]:
@@ -64,11 +65,11 @@ def missing_capabilities(row: ResolvedRow) -> list[str]:
 def _sizes(row: ResolvedRow) -> Iterator[str]:
     layout, model = row.case.layout, row.model
     heads, groups, hidden = model.num_attention_heads, model.query_groups, model.hidden_size
-    yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
+    if model.architecture.kv_channels is None:
+        yield from _multiple("hidden_size", hidden, "num_attention_heads", heads)
     yield from _multiple("num_attention_heads", heads, "num_query_groups", groups)
-    yield from _multiple("processes", row.case.world_size, "nodes =", row.case.nodes)
-    stages = layout.pipeline * layout.virtual_pipeline
-    yield from _multiple("num_layers", model.num_layers, "pipeline x virtual_pipeline =", stages)
+    yield from _multiple("processes", layout.world_size, "nodes =", row.case.nodes)
+    yield from stage_sizes(row)
     split = [("num_attention_heads", heads), ("vocabulary_size", model.vocabulary_size)]
     if model.num_query_groups is not None:
         split.append(("num_query_groups", groups))
@@ -81,9 +82,10 @@ def _sizes(row: ResolvedRow) -> Iterator[str]:
         yield from _multiple("sequence_length", sequence, "2 x context =", 2 * layout.context)
     if layout.sequence and sequence % layout.context == 0:
         yield from _multiple("sequence_length / context", sequence // layout.context, "tensor =", layout.tensor)
-    if hidden % heads == 0 and (hidden // heads) % HEAD_SIZE_MULTIPLE:
+    if (hidden % heads == 0 or model.architecture.kv_channels) and model.head_size % HEAD_SIZE_MULTIPLE:
+        name = "kv_channels" if model.architecture.kv_channels else "hidden_size / num_attention_heads"
         yield (
-            f"hidden_size / num_attention_heads is {hidden // heads} and must be a multiple of {HEAD_SIZE_MULTIPLE} "
+            f"{name} is {model.head_size} and must be a multiple of {HEAD_SIZE_MULTIPLE} "
             "(no attention backend takes others)"
         )
     if row.case.training.packed:
@@ -208,6 +210,8 @@ def _layout_needs(row: ResolvedRow) -> Iterator[str]:
 def _overlap_needs(row: ResolvedRow) -> Iterator[str]:
     """What Megatron-LM's command line asserts (arguments.py), and its library ignores or does not support."""
     layout, settings = row.case.layout, row.case.settings
+    if settings.average_in_collective and layout.data * layout.context == 1:
+        yield "average_in_collective needs data x context > 1 (there is nothing to average)"
     if settings.overlap_grad_reduce and layout.data * layout.context == 1:
         yield "overlap_grad_reduce needs data x context > 1 (there is nothing to reduce)"
     if settings.overlap_param_gather and not (settings.distributed_optimizer and settings.overlap_grad_reduce):
@@ -275,6 +279,12 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
         yield "context > 1 needs precision bf16 or fp8 and an attention_backend other than unfused"
     if row.is_plain_recipe and row.model.recipe is None:
         yield 'recipe = "plain" needs a model with a recipe'
+    if settings.loss_scale is not None and row.case.precision != "fp16":
+        yield f"loss_scale = {settings.loss_scale:g} needs precision fp16"
+    if not settings.grad_reduce_in_fp32 and row.case.precision == "fp32":
+        yield "grad_reduce_in_fp32 = false needs precision bf16, fp16 or fp8"
+    if settings.average_in_collective and row.case.training.calculate_per_token_loss:
+        yield "average_in_collective needs calculate_per_token_loss = false (it divides by tokens, and not by ranks)"
     if settings.fp8_recipe is not None and row.case.precision != "fp8":
         yield f"fp8_recipe = {settings.fp8_recipe} needs precision fp8"
     if row.case.resume_at is not None and row.case.resume_at >= row.case.training.steps:
@@ -294,6 +304,11 @@ def _local_needs(row: ResolvedRow) -> Iterator[str]:
     if packed and not (row.case.training.packs_pairs and row.capabilities.device is Device.CPU):
         why = "megatron-core: Packed sequence is not supported by DotProductAttention"
         yield f"packed needs layer_spec transformer-engine ({why})"
+    for name in ("apply_rope_fusion", "use_precision_aware_optimizer"):
+        if getattr(settings, name):
+            yield f"{name} needs layer_spec transformer-engine (it is Transformer Engine's)"
+    if settings.cross_entropy_fusion == "te":
+        yield "cross_entropy_fusion = te needs layer_spec transformer-engine"
     # Before 0.17 they are there with the package grouped_gemm, which no index has for a recent torch.
     if settings.moe_grouped_gemm:
         yield "moe_grouped_gemm needs layer_spec transformer-engine (megatron-core: Grouped GEMM is not available)"
@@ -343,6 +358,17 @@ def _packages(row: ResolvedRow) -> Iterator[str]:
     # megatron-core 0.16.1 raises an ImportError without it.
     if settings.num_distributed_optimizer_instances > 1:
         yield "einops"
+    # What frees its output asks Transformer Engine for the state of fp8 (tensor_parallel/random.py).
+    if settings.recompute in ("layernorm", "moe_act", "mla_up_proj"):
+        yield "transformer-engine"
+    # Of these kernels of Apex, megatron-core raises an ImportError without them.
+    if settings.gradient_accumulation_fusion or (settings.masked_softmax_fusion and _in_16_bits_of_its_own(row)):
+        yield "apex"
+
+
+def _in_16_bits_of_its_own(row: ResolvedRow) -> bool:
+    """Whether megatron-core's own attention takes its softmax in 16 bits, for which alone its kernels are."""
+    return row.model.layer_spec == "local" and row.case.precision != "fp32"
 
 
 def _multiple(name: str, value: int, by: str, divisor: int) -> Iterator[str]:

@@ -53,7 +53,7 @@ def chosen_cases(
         UsageError: a case is wanted that the matrix does not have, or nothing that is compared.
     """
     expanded = expand(matrix, matrix_name, Capabilities.for_selection(selection, packages))
-    cases = tuple(case for case in expanded if case.nodes <= wanted.nodes)
+    cases = tuple(case for case in expanded if case.most_nodes <= wanted.nodes)
     if all(case.is_baseline for case in cases):
         raise ConfigurationError(
             f"matrix {matrix_name} compares nothing",
@@ -67,9 +67,9 @@ def chosen_cases(
 def over_more_nodes(cases: Sequence[Case], nodes: int) -> tuple[LeftOut, ...]:
     """The cases that a run over so many nodes leaves out."""
     return tuple(
-        LeftOut(id=case.id, why=f"it is over {case.nodes} nodes (--nodes {case.nodes})")
+        LeftOut(id=case.id, why=f"it is over {case.most_nodes} nodes (--nodes {case.most_nodes})")
         for case in cases
-        if case.nodes > nodes
+        if case.most_nodes > nodes
     )
 
 
@@ -100,7 +100,7 @@ def _named(cases: tuple[Case, ...], matrix_name: str, wanted: WantedCases) -> tu
 
 def _fitting(cases: tuple[Case, ...], max_gpus: int) -> tuple[Case, ...]:
     """The cases of at most so many GPUs; a baseline of nothing is left out."""
-    fitting = with_baselines(cases, [c.id for c in cases if not c.is_baseline and c.world_size <= max_gpus])
+    fitting = with_baselines(cases, [c.id for c in cases if not c.is_baseline and c.slots <= max_gpus])
     if not fitting:
         raise UsageError(
             f"nothing is compared on {max_gpus} GPU{'s' if max_gpus > 1 else ''}",

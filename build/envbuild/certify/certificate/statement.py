@@ -19,13 +19,14 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from envbuild.catalog.fields import MOMENT_FORMAT, Moment, TomlModel, moment_of
+from envbuild.certify.fields.account import FieldAccount
 from envbuild.certify.models import CaseVerdict, NotVouched
 from envbuild.core.digests import Json, digest_of
 from envbuild.core.validation import Digest
 from envbuild.launch.executors import Form
 from envbuild.launch.launchers import Placement
 from envbuild_smoke.plan.models import COLLECTIVES
-from envbuild_smoke.results import Image, Machine, Point, Sweep
+from envbuild_smoke.results import Gpu, Image, Machine, Point, Sweep
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:envbuild:certificate:4"] = "urn:envbuild:certificate:4"
@@ -77,6 +78,15 @@ class MeasuredBandwidth(TomlModel):
         }
 
 
+class NodeRecord(TomlModel):
+    """A node of a run, as it recorded itself before its cases."""
+
+    node: int
+    host: str = Field(description="its name, Slurm's where it was under Slurm")
+    gpus: tuple[Gpu, ...] = Field(description="each with its driver")
+    image: Digest | None = Field(description="of the image's file; null outside of an image")
+
+
 class SmokeRunner(TomlModel):
     """What ran the cases."""
 
@@ -91,6 +101,9 @@ class Measured(TomlModel):
     environment: dict[str, JsonValue]
     machine: Machine | None = None
     image: Image | None = None
+    nodes: tuple[NodeRecord, ...] = Field(
+        default=(), description="in their order; of a run that was resumed on other hosts, each of them"
+    )
     bandwidth: MeasuredBandwidth | None = Field(default=None, description="on node 0")
     network: tuple[MeasuredBandwidth, ...] = Field(
         default=(), description="of several nodes, each sweep: on every node, across pairs, over ever more nodes"
@@ -127,6 +140,9 @@ class CertifiedRun(TomlModel):
     not_vouched: tuple[NotVouched, ...] = Field(
         default=(), description="what the locked versions are known to train wrongly"
     )
+    fields: FieldAccount | None = Field(
+        default=None, description="the library's configuration; none where the driver reports none"
+    )
 
     @property
     def place(self) -> Placement:
@@ -144,6 +160,12 @@ class Predicate(CertifiedRun):
     tolerance: dict[str, JsonValue]
     issued_at: Moment
     seal: Digest = Field(description="digest of everything else in the statement: it is not edited by hand")
+
+    @property
+    def excused(self) -> frozenset[str]:
+        """The cases of the matrix that did not pass, and are known to train wrongly."""
+        outcomes = (case for entry in self.not_vouched for case in entry.cases)
+        return frozenset(case.id for case in outcomes if case.result != "passed")
 
     @model_validator(mode="after")
     def _every_case_passed(self) -> Predicate:

@@ -11,17 +11,13 @@ from envbuild.certify.judge.bands import FACTOR, FLOOR
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Problem
 from envbuild_smoke.plan.models import Case, Model, Plan
-from envbuild_smoke.results import Finding, HuggingFace, Observed
+from envbuild_smoke.plan.precision import gradients_dtype, last_loss_scale, weights_dtype
+from envbuild_smoke.results import Finding, GpuState, HuggingFace, Observed
 
-# What parameters are kept in, by the precision of a case.
-# Under fp8 parameters stay in bf16: Transformer Engine casts them for each product.
-PARAMETERS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 # Any of them is what "auto" asks for. Transformer Engine falls back to unfused without a word, and has nothing else for
 # fp32.
 CHOSEN = ("flash", "fused")
 CHOSEN_OF_FP32 = (*CHOSEN, "unfused")
-# Whatever the precision; recipes have settings for it.
-_KEPT = {"gradients_dtype": "float32", "main_weights_dtype": "float32"}
 LEAST_BUCKETS = 2
 # Of Hugging Face's logits in bf16, relative to those in float64: two units in the last place are 1.6e-2.
 LARGEST_SPREAD = 0.05
@@ -49,9 +45,15 @@ def observed_problems(case: Case, model: Model, observed: Observed | None, basel
         # Each layout would drop other units: their random streams differ by rank.
         "hidden_dropout": 0,
         "attention_dropout": 0,
-        "params_dtype": PARAMETERS[case.precision],
-        **(_KEPT if case.driver == "mcore" else {}),
+        "params_dtype": weights_dtype(case),
     }
+    if case.driver == "mcore":
+        # Recipes have settings of their own for these.
+        wanted |= {
+            "gradients_dtype": gradients_dtype(case),
+            "main_weights_dtype": "float32",
+            "loss_scale": last_loss_scale(case),
+        }
     built: dict[str, object] = {name: getattr(observed, name) for name in wanted}
     built["params_dtype"] = _main_type(observed.params_dtype, case.precision)
     if settings.attention_backend == "auto":
@@ -175,23 +177,30 @@ def _other_gpus(plan: Plan, results: Results) -> Iterator[Problem]:
         if gpu.compute_capability.replace(".", "") not in wanted:
             text = f"GPU {gpu.index} is a {gpu.name} of compute capability {gpu.compute_capability}; the plan "
             yield Problem(check="hardware", text=f"{text}asks for sm_{' or sm_'.join(sorted(wanted))}")
-    sizes = {case.id: case.world_size for case in plan.cases}
     for line in results.cases.values():
-        ranks, each = sizes[line.case], sizes[line.case] // len(line.nodes)
-        used = len({(rank // each, device) for rank, device in enumerate(line.devices)})
-        if line.status == "completed" and not ranks == used <= len(gpus) * len(line.nodes):
-            text = f"{line.case} of {ranks} ranks was trained on {used} GPUs, of {len(gpus)} that were recorded"
+        case = plan.case(line.case)
+        used = len({(index // case.slots_on_node, device) for index, device in enumerate(line.devices)})
+        if line.status == "completed" and not case.slots == used <= len(gpus) * len(line.nodes):
+            text = f"{line.case} for {case.slots} GPUs was trained on {used}, of {len(gpus)} that were recorded"
             yield Problem(check="hardware", text=text)
 
 
-def _memory_errors(results: Results) -> list[Problem]:
+def _memory_errors(results: Results) -> Iterator[Problem]:
+    """Of each node; where it was resumed, since then, for another host may be the node."""
+    # The last line of a node is of the host that has ended.
+    before = {0: results.gpu_states, **{line.node: line.gpu_states for line in results.nodes}}
+    after = {0: results.end.gpu_states, **{end.node: end.gpu_states for end in results.end.nodes}}
+    for node, states in after.items():
+        where = f" of {results.name_of(node)}" if len(after) > 1 else ""
+        for index, count in _new_errors(before.get(node, ()), states):
+            text = f"GPU {index}{where} had {count} uncorrectable ECC errors while the cases ran"
+            yield Problem(check="hardware", text=text)
+
+
+def _new_errors(before: Iterable[GpuState], after: Iterable[GpuState]) -> Iterator[tuple[str, int]]:
     name = "uncorrected_ecc_errors"
-    before = {state["index"]: state.get(name, "") for state in results.run.gpu_states}
-    problems = []
-    for state in results.end.gpu_states:
-        index, after = state["index"], state.get(name, "")
-        then = before.get(index, "")
-        if _COUNT.fullmatch(then) and _COUNT.fullmatch(after) and int(after) > int(then):
-            text = f"GPU {index} had {int(after) - int(then)} uncorrectable ECC errors while the cases ran"
-            problems.append(Problem(check="hardware", text=text))
-    return problems
+    counted = {state["index"]: state.get(name, "") for state in before}
+    for state in after:
+        then, now = counted.get(state["index"], ""), state.get(name, "")
+        if _COUNT.fullmatch(then) and _COUNT.fullmatch(now) and int(now) > int(then):
+            yield state["index"], int(now) - int(then)

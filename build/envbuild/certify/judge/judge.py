@@ -101,13 +101,13 @@ class _Judge:
         if problems := self._incomplete(case, result):
             return _judged(verdict, problems)
         if case.is_baseline:
-            planned = self._plan.case(case.id)
+            planned = self._plan.run_of(self._plan.case(case.id), repeat)
             reference, problems = compare_reference(planned, self._plan.models[case.model], result)
             problems += [*self._configuration(case, result, None), *self._repeated(case, result)]
             spread = spread_of(result, planned.perturbed_runs)
             if spread is not None:
                 spread = spread.model_copy(update={"caught": self._gradient_bands(result).caught})
-            else:
+            elif planned.perturbed_runs:
                 text = "it was to be trained again with its weights moved, and the runner did not report that whole"
                 problems.append(Problem(check="baseline", text=text))
             verdict = verdict.model_copy(update={"reference": reference, "spread": spread})
@@ -116,8 +116,10 @@ class _Judge:
         if baseline is None or self._incomplete(case, baseline):
             text = f"its baseline {case.baseline_id} did not complete, so there is nothing to compare with"
             return _judged(verdict, [Problem(check="baseline", text=text)])
-        spread = spread_of(baseline, self._plan.case(case.baseline_id).perturbed_runs)
-        if spread is None:
+        planned = self._plan.case(case.baseline_id)
+        measured_by = self._results.measuring(planned, repeat, self._plan)
+        spread = None if measured_by is None else spread_of(measured_by, planned.perturbed_runs)
+        if measured_by is None or spread is None:
             text = f"of its baseline {case.baseline_id} it was not measured what moved weights do to it: no bands"
             return _judged(verdict, [Problem(check="baseline", text=text)])
         bands = Bands(spread, self._matrix.tolerance[case.precision])
@@ -125,7 +127,7 @@ class _Judge:
         comparison = _Comparison(case, bands, result.steps, baseline.steps, same_digits=same_arithmetic(case, driver))
         comparison.compare_weights(result.weights)
         sums = same_gradients(case, driver)
-        of_gradients = GradientBands.of_sums(baseline) if sums else self._gradient_bands(baseline)
+        of_gradients = GradientBands.of_sums(baseline) if sums else self._gradient_bands(measured_by)
         worst, gradients = compare_gradients(result, baseline, of_gradients)
         # What was computed comes first: it is what people look for.
         problems = [
@@ -151,13 +153,12 @@ class _Judge:
         return self._bands[key]
 
     def _incomplete(self, case: Case, result: CaseLine) -> list[Problem]:
-        planned = self._plan.case(case.id)
-        problems = incomplete(result, planned.training.steps)
-        rank = result.failure.rank if result.failure is not None else None
-        if rank is None or self._plan.nodes == 1 or not 0 <= rank < planned.world_size:
+        problems = incomplete(result, self._plan.case(case.id).training.steps)
+        node = result.failure.node if result.failure is not None else None
+        if node is None or self._plan.nodes == 1:
             return problems
-        node = self._results.name_of(result.nodes[rank * planned.nodes // planned.world_size])
-        return [Problem(check=problem.check, text=f"{problem.text} on {node}") for problem in problems]
+        name = self._results.name_of(node)
+        return [Problem(check=problem.check, text=f"{problem.text} on {name}") for problem in problems]
 
     def _repeated(self, case: Case, result: CaseLine) -> list[Problem]:
         """On the CPU the same processes compute the same digits; a difference is not the plan's."""

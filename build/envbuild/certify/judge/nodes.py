@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from envbuild.catalog.matrix import Matrix
-from envbuild.certify.judge.bands import Bands, spread_of
+from envbuild.certify.judge.bands import Bands, GradientBands, compare_gradients, spread_of
 from envbuild.certify.judge.numbers import off_by, relative_difference
 from envbuild.certify.judge.results import Results
 from envbuild.certify.models import Problem
@@ -40,14 +40,15 @@ def node_problems(plan: Plan, results: Results) -> Iterator[Problem]:
 
 def number_problems(matrix: Matrix, plan: Plan, results: Results) -> Iterator[Problem]:
     """Where cases that all nodes ran have other numbers on one of them than on the others, beyond their bands."""
-    compared = [case for case in plan.cases if case.nodes == 1] if plan.nodes > 1 else []
+    by_all = [case for case in plan.cases if case.most_nodes == 1 and case.home_node is None]
     off: dict[int, list[str]] = {}
-    for case in compared:
+    for case in by_all if plan.nodes > 1 else ():
         for first in range(1, plan.nodes * plan.repeats + 1, plan.nodes):
             lines = {node: results.case(case.id, first + node) for node in range(plan.nodes)}
             whole = {node: line for node, line in lines.items() if line is not None and line.status == "completed"}
-            if bands := _bands(case, matrix, plan, results, first):
-                for node, text in _off(case, bands, whole).items():
+            measuring = results.measuring(plan.case(case.baseline or case.id), first, plan)
+            if measuring and (bands := _bands(case, matrix, plan, measuring)):
+                for node, text in {**_gradients_off(measuring, whole), **_off(case, bands, whole)}.items():
                     off.setdefault(node, []).append(f"{case.id}, {text}")
     for node, texts in sorted(off.items()):
         others = "the other node, and either may be wrong" if plan.nodes == 2 else "the other nodes"
@@ -56,12 +57,27 @@ def number_problems(matrix: Matrix, plan: Plan, results: Results) -> Iterator[Pr
         yield Problem(check="node-numbers", text=text)
 
 
-def _bands(case: Case, matrix: Matrix, plan: Plan, results: Results, repeat: int) -> Bands | None:
-    """Those that the case's baseline measured on the first node; None where it did not."""
-    planned = plan.case(case.baseline or case.id)
-    baseline = results.case(planned.id, repeat)
-    spread = spread_of(baseline, planned.perturbed_runs) if baseline is not None else None
+def _bands(case: Case, matrix: Matrix, plan: Plan, baseline: CaseLine) -> Bands | None:
+    """Those that the case's baseline measured; None where it did not."""
+    spread = spread_of(baseline, plan.case(baseline.case).perturbed_runs)
     return None if spread is None else Bands(spread, matrix.tolerance[case.precision])
+
+
+def _gradients_off(baseline: CaseLine, lines: Mapping[int, CaseLine]) -> dict[int, str]:
+    """By node: whose gradients of the first step are not those of the others. Of two nodes both are off."""
+    if len(lines) < 2:
+        return {}
+    bands = GradientBands.measured(baseline)
+    # Any will do to compare with: where most differ from it, it is the one that is off.
+    first, *others = lines
+    texts = {
+        node: problems[0].text
+        for node in others
+        if (problems := compare_gradients(lines[node], lines[first], bands)[1])
+    }
+    own = {first: next(iter(texts.values()))} if texts else {}
+    most = len(texts) * 2 - len(lines)
+    return own if most > 0 else texts if most < 0 else texts | own
 
 
 def _off(case: Case, bands: Bands, lines: Mapping[int, CaseLine]) -> dict[int, str]:

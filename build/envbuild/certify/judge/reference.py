@@ -68,7 +68,7 @@ def band_of(precision: Precision, model: Model, router_gemm: str = "none") -> Re
     in_torch = model.layer_spec == "local" and model.mamba is None and router_gemm != _ENGINE
     if precision == "fp32" and in_torch:
         return _FP32
-    band = {"fp32": _TF32, "bf16": _BF16, "fp8": _FP8}[precision]
+    band = {"fp32": _TF32, "bf16": _BF16, "fp16": _BF16, "fp8": _FP8}[precision]
     if model.moe is None:
         return band
     return band.model_copy(update={name: max(getattr(band, name), value) for name, value in _EXPERTS.items()})
@@ -101,7 +101,7 @@ def compare_reference(case: Case, model: Model, result: CaseLine) -> tuple[Refer
         return ReferenceVerdict(not_compared=comparison.samples), [Problem(check="samples", text=text)]
     if comparison.reason is not None:
         return ReferenceVerdict(not_compared=comparison.reason), _not_compared(case, model, comparison.reason)
-    if case.precision != "fp32" and case.perturbed_runs and not _is_measured(comparison):
+    if case.precision != "fp32" and case.perturbed_runs and not _is_measured(case, comparison):
         text = "what rounding does to the reference was to be measured, and the runner did not report that whole"
         return None, [Problem(check="reference", text=text)]
     router_gemm = "none" if result.observed is None else result.observed.router_gemm
@@ -142,12 +142,14 @@ def _value(tensor: TensorDifference) -> float:
     return math.inf if tensor.relative_difference is None else tensor.relative_difference
 
 
-def _is_measured(comparison: ReferenceComparison) -> bool:
+def _is_measured(case: Case, comparison: ReferenceComparison) -> bool:
     """Whether each tensor has what rounding does to it, each training again all of its steps, and float32 its parts."""
     tensors = (*comparison.activations, *comparison.gradients, *comparison.weights)
     whole = comparison.perturbed and all(len(run) == len(comparison.steps) for run in comparison.perturbed)
     parts = {part.part for part in comparison.float32_parts or ()}
-    return bool(whole) and all(tensor.spread is not None for tensor in tensors) and parts >= _ALWAYS
+    # A recipe may sum gradients in bf16.
+    expected = _ALWAYS if case.settings.grad_reduce_in_fp32 else _ALWAYS - {"accumulation"}
+    return bool(whole) and all(tensor.spread is not None for tensor in tensors) and parts >= expected
 
 
 def _measured_steps(comparison: ReferenceComparison, band: ReferenceNumbers) -> ReferenceNumbers:

@@ -19,13 +19,14 @@ from envbuild.core.errors import ResultsRefusedError
 from envbuild.core.files import NotPlainFileError, read_plain
 from envbuild_smoke.network.hosts import MeasuredHosts, measured_hosts
 from envbuild_smoke.plan.json_reader import PlanError, read_object
-from envbuild_smoke.plan.models import Plan
+from envbuild_smoke.plan.models import Case, Plan
 from envbuild_smoke.results import (
     KINDS,
     BandwidthLine,
     CaseLine,
     EndLine,
     Finding,
+    GpuState,
     Image,
     Line,
     NodeLine,
@@ -48,18 +49,24 @@ class Results:
         cases: by ID and repeat.
         nodes: what ran on other nodes than 0; of a run that was resumed several times for each.
         findings: differences from the lock, found before the cases and in the ranks of any of them; each once.
+        gpu_states: of node 0, before the cases that ran last: it may have been resumed on another host.
     """
 
     run: RunLine
     end: EndLine
     cases: Mapping[tuple[str, int], CaseLine]
     findings: tuple[Finding, ...]
+    gpu_states: tuple[GpuState, ...] = ()
     nodes: tuple[NodeLine, ...] = ()
     measured: MeasuredHosts = field(default_factory=MeasuredHosts)
 
     def case(self, case: str, repeat: int = 1) -> CaseLine | None:
         """One repeat of a case; None where the runner reported nothing about it."""
         return self.cases.get((case, repeat))
+
+    def measuring(self, baseline: Case, repeat: int, plan: Plan) -> CaseLine | None:
+        """What measured the bands of a repeat of a baseline, and of its cases; None where nothing was reported."""
+        return self.case(baseline.id, plan.measuring_repeat(baseline, repeat))
 
     def name_of(self, node: int) -> str:
         """What people call a node: its number, and the name of its host."""
@@ -123,6 +130,7 @@ def _read(path: Path, plan: Plan, smoke_digest: str | None) -> Results:
         end=end,
         cases={(case.case, case.repeat): case for case in cases},
         findings=tuple(dict.fromkeys([*run.environment_findings, *unlisted])),
+        gpu_states=[line.gpu_states for line in lines if isinstance(line, RunLine | ResumedLine)][-1],
         nodes=tuple(_nodes(lines, plan)),
         measured=measured,
     )

@@ -45,19 +45,21 @@ def slow_node_problems(plan: Plan, results: Results) -> Iterator[Problem]:
 def _steps(case: Case, stage: int, plan: Plan, results: Results) -> Iterator[tuple[int, frozenset[int], float]]:
     """By step and run of a case: a node, the nodes with it, and how slow it is; 0 where another one is slower.
 
-    Ranks of one pipeline stage do the same work, in all runs of a case.
+    Ranks of one pipeline stage do the same work, in all runs of a case, as long as it is in its first layout.
     """
-    each, on_stage = case.world_size // case.nodes, case.world_size // case.layout.pipeline
+    first, ranks_of_all = case.parts[0], case.layout.world_size
+    each, on_stage = first.ranks_on_node, ranks_of_all // case.layout.pipeline
     lines = [results.case(case.id, repeat) for repeat in plan.runs_of(case)]
-    for step in range(FIRST_STEP, case.training.steps):
+    for step in range(FIRST_STEP, first.until):
         times: dict[tuple[int, frozenset[int]], list[float]] = defaultdict(list)
         for line in lines:
-            if line is None or len(line.compute_seconds) != case.world_size or len(line.nodes) != case.nodes:
+            if line is None or len(line.compute_seconds) != ranks_of_all or len(line.nodes) != case.most_nodes:
                 continue
+            nodes = line.nodes[: first.nodes]
             for rank in range(stage * on_stage, (stage + 1) * on_stage):
-                node, seconds = line.nodes[rank // each], line.compute_seconds[rank]
+                node, seconds = nodes[rank // each], line.compute_seconds[rank]
                 if step < len(seconds):
-                    times[node, frozenset(line.nodes) - {node}].append(seconds[step])
+                    times[node, frozenset(nodes) - {node}].append(seconds[step])
         if len({node for node, _ in times}) < 2:
             continue
         median = statistics.median(time for ranks in times.values() for time in ranks)

@@ -70,10 +70,12 @@ def _first(problems: Sequence[Problem]) -> Problem:
 
 def _capped(verdicts: Sequence[CaseVerdict]) -> Iterator[str]:
     """Of each baseline whose bands the matrix limits: which, and how wide they would have been."""
-    for baseline in verdicts:
+    # Of the repeats of a baseline the first that measured them.
+    measured = {verdict.id: verdict for verdict in reversed(verdicts) if verdict.spread is not None}
+    for baseline in reversed(measured.values()):
         compared = [case for case in verdicts if (case.baseline, case.repeat) == (baseline.id, baseline.repeat)]
         widest = next((case.tolerance for case in compared if case.tolerance.loss is not None), None)
-        if baseline.spread is None or widest is None or baseline.repeat > 1:
+        if baseline.spread is None or widest is None:
             continue
         weights = baseline.spread.weights
         spreads = {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from envbuild.catalog.fields import TomlModel
 from envbuild.certify.certificate.statement import Certificate, Measured, Predicate
+from envbuild.certify.fields.account import FieldAccount
 from envbuild.certify.models import CaseVerdict, NotVouched, Numbers, ReferenceNumbers, ReferenceVerdict, Spread
 from envbuild.core.text import printable
+from envbuild_smoke.results import Gpu
 
 COLUMNS = ("case", "repeat", "loss", "grad norm", "weights", "gradients")
 
@@ -29,6 +32,7 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
         ("matrix", f"{matrix}, {whole}: {count(predicate.cases)}"),
         ("defined as", predicate.matrix_digest),
         *machine_facts(measured),
+        *((f"node {row.node}", _describe_node(row)) for row in node_rows(measured)),
         ("envbuild", f"{predicate.envbuild}, judge {predicate.judge}"),
         ("smoke", f"{measured.smoke.version}, {measured.smoke.digest}"),
         ("plan", f"{predicate.plan_digest}, nonce {predicate.nonce}"),
@@ -37,7 +41,11 @@ def lines(statement: Certificate, keyid: str | None) -> list[str]:
     # Names and messages come from where the cases ran: as control characters they could repaint the terminal.
     text = [*(f"{name:<{width}}  {text}" for name, text in facts), "", *_table(predicate.cases)]
     baselines = [case for case in predicate.cases if case.baseline is None]
+    # Of those that all nodes run, one measures.
+    baselines = [case for case in baselines if case.spread is not None] or baselines
     text += [f"not vouched for: {describe_not_vouched(entry)}" for entry in predicate.not_vouched]
+    if predicate.fields is not None:
+        text += ["", *describe_fields(predicate.fields)]
     text += ["", *(f"{case.id} and the reference: {describe_reference(case.reference)}" for case in baselines)]
     text += ["", *(f"{case.id} with its weights moved: {describe_spread(case.spread)}" for case in baselines)]
     return [printable(line) for line in text]
@@ -54,9 +62,38 @@ def count(cases: Sequence[CaseVerdict]) -> str:
     return f"{len(cases)} case{'s' if len(cases) != 1 else ''}"
 
 
+@dataclass(frozen=True)
+class NodeRow:
+    """A node of a run as people read it."""
+
+    node: int
+    host: str
+    gpus: str
+    driver: str
+    image: str | None
+
+
+def node_rows(measured: Measured) -> list[NodeRow]:
+    """A row for each node of a run over several; the machine's facts have all of one."""
+    nodes = measured.nodes if len(measured.nodes) > 1 else ()
+    return [NodeRow(node.node, node.host, _kinds(node.gpus), _drivers(node.gpus), node.image) for node in nodes]
+
+
+def _describe_node(row: NodeRow) -> str:
+    return ", ".join(filter(None, (row.host, row.gpus, row.driver and f"driver {row.driver}", row.image)))
+
+
+def _drivers(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(sorted({gpu.driver for gpu in gpus}))
+
+
 def describe_gpus(measured: Measured) -> str:
     """How many of which kind."""
-    names = [gpu.name for gpu in measured.machine.gpus] if measured.machine else []
+    return _kinds(measured.machine.gpus if measured.machine else ())
+
+
+def _kinds(gpus: Iterable[Gpu]) -> str:
+    names = [gpu.name for gpu in gpus]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "no GPU"
 
 
@@ -65,8 +102,7 @@ def machine_facts(measured: Measured) -> list[tuple[str, str]]:
     facts = []
     if machine := measured.machine:
         facts.append(("machine", f"{machine.cpu_model or 'CPU'}, {machine.cpu_count} CPUs; {describe_gpus(measured)}"))
-        drivers = sorted({gpu.driver for gpu in machine.gpus})
-        versions = (("driver", ", ".join(drivers)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
+        versions = (("driver", _drivers(machine.gpus)), ("CUDA", machine.cuda), ("NCCL", machine.nccl))
         if software := ", ".join(f"{name} {version}" for name, version in versions if version):
             facts.append(("software", software))
     if measured.bandwidth and measured.bandwidth.points:
@@ -115,6 +151,19 @@ def describe_not_vouched(entry: NotVouched) -> str:
     cases = "; ".join(f"{case.id} {case.result}" for case in entry.cases)
     own = " (the project's own entry)" if entry.is_shipped is False else ""
     return f"{entry.what}: {entry.why} ({entry.versions}). {entry.fix}" + (f" Cases: {cases}" if cases else "") + own
+
+
+def describe_fields(account: FieldAccount | None) -> list[str]:
+    """How the library's configuration is accounted for: how many fields of each kind, and the names of the blind."""
+    if account is None:
+        return []
+    kinds = ", ".join(f"{len(getattr(account, name))} {name.replace('_', ' ')}" for name in FieldAccount.model_fields)
+    lines = [f"{account.count} fields of the library's configuration: {kinds}"]
+    sections: dict[str, list[str]] = {}
+    for field in account.blind:
+        section, _, name = field.partition(".")
+        sections.setdefault(section, []).append(name)
+    return lines + [f"blind in {section}: {', '.join(names)}" for section, names in sections.items()]
 
 
 def projects_own(entries: Iterable[NotVouched]) -> list[str]:

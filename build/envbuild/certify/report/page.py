@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envbuild.certify.cases.coverage import AXES, lines_of
+from envbuild.certify.cases.coverage import AXES, PARTS, lines_of
 from envbuild.certify.certificate.statement import CERTIFICATE_FILE
 from envbuild.certify.models import Problem
 from envbuild.certify.report.charts import bytes_text
 from envbuild.certify.report.curves import bandwidth_chart
-from envbuild.certify.report.describe import count, machine_facts
+from envbuild.certify.report.describe import count, describe_fields, machine_facts, node_rows
 from envbuild.certify.report.model import Report, environment_of
 from envbuild.certify.report.network import network_rows
 from envbuild.certify.report.views import CaseView, groups_of
@@ -43,7 +43,7 @@ def page_html(report: Report) -> str:
     # The page shows text that the environment under test wrote. Should escaping ever fail, the policy still lets
     # nothing run or load; its own style is allowed by its hash (CSP Level 3, section 2.3.1).
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    groups = groups_of(report)
+    groups, rows_of_nodes = groups_of(report), node_rows(report.measured)
     return template.render(
         report=report,
         style=style,
@@ -59,11 +59,14 @@ def page_html(report: Report) -> str:
         environment=list(_environment(report)),
         packages=sorted((name, str(version)) for name, version in environment_of(report, "versions").items()),
         axes=AXES,
+        columns=[axis for axis in AXES if axis not in PARTS],
         grid={key: pair for pair in report.pairs for key in (pair.axes, pair.axes[::-1])},
         pair_lines=lines_of(report.pairs),
+        field_lines=describe_fields(report.fields),
         bandwidth=bandwidth_chart(report.measured.bandwidth),
         speeds=report.measured.bandwidth.points if report.measured.bandwidth else (),
-        network=network_rows(report.measured.network, report.hosts),
+        network=network_rows(report.measured.network, report.hosts or {row.node: row.host for row in rows_of_nodes}),
+        nodes=rows_of_nodes,
         collectives=COLLECTIVES,
         certificate_file=CERTIFICATE_FILE,
         junit_file=JUNIT_FILE,

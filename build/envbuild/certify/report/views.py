@@ -14,7 +14,7 @@ from envbuild.certify.report.model import Report
 
 NUMBERS = (*CURVES, ("weights", "weights"), ("gradients", "gradients"))
 # A case's ID is made from its fields; the precision is the word that no model is called by.
-_ID = re.compile(r"(?P<model>.+?)-(?P<precision>fp32|bf16|fp8)-(?P<layout>.+)")
+_ID = re.compile(r"(?P<model>.+?)-(?P<precision>fp32|bf16|fp16|fp8)-(?P<layout>.+)")
 
 
 @dataclass(frozen=True)

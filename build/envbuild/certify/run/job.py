@@ -11,6 +11,7 @@ from envbuild.catalog.cluster import Floors
 from envbuild.catalog.conflict import Conflict
 from envbuild.catalog.fields import Device
 from envbuild.catalog.matrix import Matrix
+from envbuild.catalog.shipped_conflicts import SHIPPED, excuse_digest
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.cases.known_wrong import affected_cases, left_out
@@ -144,7 +145,7 @@ class CertifyJob:
     @property
     def ranks(self) -> int:
         """How many ranks its largest case has."""
-        return max(case.world_size for case in self.cases)
+        return max(case.slots for case in self.cases)
 
 
 def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None = None) -> CertifyJob:
@@ -172,7 +173,7 @@ def make_job(request: CertifyRequest, store: LocalStore, subject: Subject | None
     # After that: without the cases that are known to be wrong it is the whole matrix still, and not_vouched has them. A
     # project's own conflicts make it a part: certificates would count for as little as the project likes.
     conflicts = known_wrong_in(request.lock, selection.catalog)
-    own = frozenset(name for name in conflicts if not selection.catalog.ships("conflicts", name))
+    own = frozenset(name for name, entry in conflicts.items() if excuse_digest(entry) not in SHIPPED)
     known_wrong = affected_cases(cases, matrix, conflicts)
     if not request.run_known_wrong:
         cases = without_known_wrong(cases, left_out(known_wrong, conflicts), request.wanted.only)

@@ -14,8 +14,10 @@ from envbuild.catalog.model_spec import ModelSpec
 from envbuild.catalog.stack import Driver
 from envbuild.certify.cases.case import Capabilities, Case
 from envbuild.certify.judge.judge import JUDGE_VERSION
+from envbuild.certify.run.home_nodes import home_nodes
 from envbuild.core.digests import Json, digest_of
 from envbuild.launch.launchers import SQSH, Placement
+from envbuild_smoke.plan.architecture import PLAIN
 
 PLAN_SCHEMA = "envbuild.plan/4"
 # How often a baseline trains again with its weights moved, which its bands are measured from.
@@ -130,6 +132,7 @@ def make_plan(
     """The plan as a JSON value, with a fresh nonce."""
     capabilities = environment.capabilities
     used = {case.model for case in cases}
+    homes = home_nodes(cases, network.nodes)
     return {
         "schema": PLAN_SCHEMA,
         # Results name it, so those of an equal plan that ran earlier are not taken for this one's.
@@ -142,10 +145,10 @@ def make_plan(
         "provided_packages": list(environment.provided),
         "nodes": network.nodes,
         "repeats": repeats,
-        "bandwidth": sweep_of(matrix, capabilities, max(case.world_size // case.nodes for case in cases), network),
+        "bandwidth": sweep_of(matrix, capabilities, max(case.slots_on_node for case in cases), network),
         "transport": network.transport if network.nodes > 1 else None,
         "models": {name: _model_json(model) for name, model in matrix.models.items() if name in used},
-        "cases": [_case_json(case, matrix, environment.driver) for case in cases],
+        "cases": [{**_case_json(case, matrix, environment.driver), "home_node": homes[case.id]} for case in cases],
     }
 
 
@@ -162,13 +165,15 @@ def _model_json(model: ModelSpec) -> Json:
         "norm_epsilon": model.norm_epsilon,
         "layer_spec": model.layer_spec,
         **({"qkv_bias": True} if model.qkv_bias else {}),
+        **({"architecture": dict(vars(model.architecture))} if model.architecture != PLAIN else {}),
         **({"recipe": model.recipe, "dataset": model.dataset} if model.recipe else {}),
-        "moe": model.moe.model_dump(mode="json") if model.moe else None,
+        "moe": dict(vars(model.moe)) if model.moe else None,
+        **({"mla": dict(vars(model.mla))} if model.mla else {}),
         "mamba": model.mamba.model_dump(mode="json") if model.mamba else None,
     }
 
 
-def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
+def _case_json(case: Case, matrix: Matrix, driver: Driver) -> dict[str, Json]:
     return {
         "id": case.id,
         "baseline": case.compared_with,
@@ -177,11 +182,12 @@ def _case_json(case: Case, matrix: Matrix, driver: Driver) -> Json:
         "precision": case.precision,
         "nodes": case.nodes,
         "layout": dict(vars(case.layout)),
-        "world_size": case.world_size,
+        "world_size": case.layout.world_size,
         "training": dict(vars(case.training)),
         "settings": dict(vars(case.settings)),
         "resume_at": case.resume_at,
         "continue_in": dict(vars(case.continue_in)) if case.continue_in else None,
+        "continue_nodes": case.continue_nodes,
         "compare_weights": case.compare_weights,
         # The reference has no recipe's layers.
         "compare_reference": case.is_baseline and driver is Driver.MCORE,

@@ -208,7 +208,8 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInp
     )
     imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed()
     not_checked = {outcome.module: outcome.reason for outcome in imports.not_checked}
-    driver = inputs.driver if "torch" in {*packages, *inputs.selection.base.provides} else None
+    starts = inputs.driver is not Driver.NONE and "torch" in {*packages, *inputs.selection.base.provides}
+    driver = inputs.driver if starts else None
     if driver and (reason := _not_started(driver, maker, inputs)):
         not_checked[f"driver {driver.value}"] = reason
     return EnvironmentRecord(

@@ -13,6 +13,7 @@ from envbuild.catalog.context import Context
 from envbuild.core.digests import short
 from envbuild.core.errors import CheckRefusedError
 from envbuild.core.files import link, machine_errors, write_atomic
+from envbuild.git.checkout import archive_of_commit
 from envbuild.image.base.standalone import compile_tree
 from envbuild.image.layers import network
 from envbuild.image.layers.assembly import Assembly
@@ -29,7 +30,7 @@ from envbuild.sync.install import InstallScope, install_again, install_packages,
 from envbuild.sync.install_target import InstallTarget
 from envbuild.wheels.build.unpack import unpack
 from envbuild.wheels.cache.wheelhouse import Built
-from envbuild.wheels.sources import archive_of_commit, version_variables
+from envbuild.wheels.sources import version_variables
 
 LAYER_FILE = "layer.tar.gz"
 # The unpacked layer, hard links into uv's cache; the store does not seal a folder of this name.

@@ -1,4 +1,4 @@
-"""Slurm's own commands, here or on a login host by the user's own ssh: sbatch, squeue, scontrol, sinfo, scancel."""
+"""Slurm's own commands, here or on a login host by the user's own ssh."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ class SlurmCommands:
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """The states of jobs, by ID, with one query for all; those that Slurm has forgotten are left out.
 
+        Its controller forgets a job minutes after its end (MinJobAge); a site's accounting has how it ended.
+
         Raises:
             MachineError: Slurm does not answer.
         """
@@ -80,11 +82,23 @@ class SlurmCommands:
         done = self._run(words, what="ask for the job's state")
         if done.status != 0 and "Invalid job id" not in done.output:
             raise self._failure(done, "ask for the job's state")
-        lines = [line.split("|") for line in done.output.splitlines() if line.count("|") == len(_FIELDS) - 1]
-        return {
+        states = {
             job: JobState(job=job, state=state, reason=_text(reason), start=_text(start), nodes=nodes)
-            for job, state, reason, start, nodes in lines
+            for job, state, reason, start, nodes in _rows(done, len(_FIELDS))
         }
+        return {**states, **self._accounted([job for job in jobs if job not in states])}
+
+    def named(self, name: str) -> str | None:
+        """The last job of a name that Slurm knows; None without one.
+
+        Raises:
+            MachineError: Slurm does not answer.
+        """
+        what = "look for the run's job"
+        done = self._run(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i|%j"], what=what)
+        if done.status != 0:
+            raise self._failure(done, what)
+        return max((job for job, found in _rows(done, 2) if found == name), key=int, default=None)
 
     def cancel(self, job: str) -> None:
         """Cancel a job.
@@ -106,16 +120,29 @@ class SlurmCommands:
         words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=user,account"]
         done = self._run(words, what="list the accounts")
         user = self._run(["id", "-un"], what="ask for the user's name").output.strip()
-        rows = [line.split("|") for line in done.output.splitlines() if line.count("|") == 1]
-        return sorted({account for name, account in rows if name == user}) if done.status == 0 else []
+        return sorted({account for name, account in _rows(done, 2) if name == user}) if done.status == 0 else []
+
+    def _accounted(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """How jobs ended, by ID, where the site keeps accounts: sacct(1)."""
+        if not jobs:
+            return {}
+        words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"]
+        try:
+            done = self._run([*words, "--format=JobIDRaw,State,NodeList"], what="ask for how the job ended")
+        except MachineError:
+            return {}
+        # "CANCELLED by 1000". One that runs there for ever was lost by the controller.
+        states = [JobState(job=job, state=state.split()[0], nodes=nodes) for job, state, nodes in _rows(done, 3)]
+        return {state.job: state for state in states if done.status == 0 and state.ended}
 
     def _refusal(self, done: Finished) -> EnvbuildError:
         if self._run(["scontrol", "ping"], what="ask for Slurm's controller").status != 0:
             return self._failure(done, "submit the job")
-        if "partition" in done.output and (partitions := self.partitions()):
-            fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
-        elif "account" in done.output and (accounts := self.accounts()):
+        # "Invalid account or account/partition combination specified".
+        if "account" in done.output and (accounts := self.accounts()):
             fix = f"Your accounts there are {', '.join(accounts)}: set one in the cluster's file."
+        elif "partition" in done.output and (partitions := self.partitions()):
+            fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
         else:
             fix = "Correct the cluster's file, or ask who runs the cluster."
         return ConfigurationError("Slurm refuses the job", why=_answer(done), fix=fix)
@@ -147,6 +174,11 @@ def outside_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_JOB_ID" not in environ:
         return dict(environ)
     return {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in _NOT_A_JOBS}
+
+
+def _rows(done: Finished, fields: int) -> list[list[str]]:
+    """The lines of a table; a site's plugins print others."""
+    return [line.split("|") for line in done.output.splitlines() if line.count("|") == fields - 1]
 
 
 def _answer(done: Finished) -> str:

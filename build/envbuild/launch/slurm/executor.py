@@ -27,7 +27,7 @@ from envbuild.launch.results_file import RESULTS_FILE, is_whole
 from envbuild.launch.slurm.commands import SlurmCommands
 from envbuild.launch.slurm.follow import Following
 from envbuild.launch.slurm.image_store import place_image
-from envbuild.launch.slurm.job import LOG, OUT_OF_TIME, PLAN, RESULTS, RUNNER, SlurmJob
+from envbuild.launch.slurm.job import LOG, OUT_OF_TIME, PLAN, RESULTS, RUNNER, NamedCluster, SlurmJob
 from envbuild.launch.slurm.record import JobRecord, read_record, write_record
 from envbuild.launch.slurm.render import render_sbatch
 from envbuild.launch.slurm.run_folder import RunFolder
@@ -77,7 +77,7 @@ class SlurmExecutor:
             ConfigurationError: the job that is to be judged is not this run's.
             MachineError: Slurm does not answer.
         """
-        record = read_record(self.folder)
+        record = self._latest_record()
         wanted = self.where.job
         if wanted is not None and (record is None or record.job != wanted):
             known = f"its job is {record.job}" if record else "it has no job"
@@ -123,9 +123,8 @@ class SlurmExecutor:
         return Finished(status=status, output=output, seconds=time.monotonic() - started)
 
     def _submit(self, task: Task, before: JobRecord | None) -> JobRecord:
-        nonce = str(jsonread.loads(task.plan.read_bytes())["nonce"])
-        name = f"envbuild-{nonce[:12]}"
-        path = before.folder if before is not None else f"{self._shared_folder}/runs/{self.image.name}-{nonce[:12]}"
+        nonce = _nonce_of(task.plan)
+        path = before.folder if before is not None else self._path_of(nonce)
         folder = RunFolder(path=path, login=self.where.cluster.login)
         delivery = self.where.cluster.image
         if delivery.by == "importer":
@@ -138,12 +137,11 @@ class SlurmExecutor:
             sqsh_digest = self.image.record.sqsh_digest
             if sqsh_digest is None:
                 raise InternalError("an image without a .sqsh is brought to a cluster")
-            images = delivery.folder or f"{self._shared_folder}/images"
-            image = place_image(self.image.sqsh(), sqsh_digest, images, self.where.cluster.login)
+            image = place_image(self.image.sqsh(), sqsh_digest, self._there.images, self.where.cluster.login)
         if not folder.exists():
             self._put(task, folder)
         job = SlurmJob(
-            name=name,
+            name=_name_of(nonce),
             cluster=self.where.cluster,
             nodes=self.where.nodes,
             folder=folder.path,
@@ -153,13 +151,33 @@ class SlurmExecutor:
             arguments=tuple(word for word in task.arguments if word != "--resume"),
             requeues=self.where.requeues,
         )
-        # A job without a record would be found by nobody.
         with signals_wait():
             submitted = self.commands.submit(render_sbatch(job))
             record = JobRecord(job=submitted, cluster=self.where.name, folder=folder.path, nonce=nonce)
             write_record(record, self.folder)
         self.reporter.note(f"submitted job {submitted} to {self.where.name}; its files are in {folder.path}")
         return record
+
+    def _latest_record(self) -> JobRecord | None:
+        """The record of the run's last job; of one whose submitter was killed before it could write it, by its name."""
+        record, plan = read_record(self.folder), self.folder / PLAN
+        if not plan.is_file() or (record is not None and self._is_alive(record)):
+            return record
+        nonce = _nonce_of(plan)
+        job = self.commands.named(_name_of(nonce))
+        if job is None or (record is not None and int(job) <= int(record.job)):
+            return record
+        folder = record.folder if record is not None else self._path_of(nonce)
+        record = JobRecord(job=job, cluster=self.where.name, folder=folder, nonce=nonce)
+        write_record(record, self.folder)
+        return record
+
+    @property
+    def _there(self) -> NamedCluster:
+        return NamedCluster(name=self.where.name, cluster=self.where.cluster)
+
+    def _path_of(self, nonce: str) -> str:
+        return f"{self._there.folder}/runs/{self.image.name}-{nonce[:12]}"
 
     def _put(self, task: Task, folder: RunFolder) -> None:
         with tempfile.TemporaryDirectory(prefix="envbuild-run-") as staging:
@@ -225,18 +243,14 @@ class SlurmExecutor:
             raise InternalError("a job for Slurm on a cluster without it")
         return self.where.cluster.slurm
 
-    @property
-    def _shared_folder(self) -> str:
-        folder = self.where.cluster.folder
-        if folder is None:
-            name = self.where.name
-            raise ConfigurationError(
-                f"cluster {name} has no folder on shared storage",
-                why=f"envs/clusters/{name}.toml has no `folder`, where images and runs go.",
-                fix=f'Write a file envs/clusters/{name}.toml of the project with extends = "{name}" and a folder '
-                "that all nodes see.",
-            )
-        return folder
+
+def _nonce_of(plan: Path) -> str:
+    return str(jsonread.loads(plan.read_bytes())["nonce"])
+
+
+def _name_of(nonce: str) -> str:
+    """Of a run's jobs, as Slurm has it: a repeat of the command finds them by it."""
+    return f"envbuild-{nonce[:12]}"
 
 
 def open_executor(request: LaunchRequest) -> SlurmExecutor:

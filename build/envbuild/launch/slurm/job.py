@@ -13,7 +13,9 @@ from envbuild_smoke.plan.models import Plan
 # Where a job's files are in its container; the folder of the run on shared storage is the same on every node.
 RUN_FOLDER, IMAGE_FILE = "/envbuild/run", "/envbuild/image.sqsh"
 # Names in the folder of a run.
-PLAN, RUNNER, RESULTS, TOKEN, LOG = "plan.json", "smoke.pyz", "results", "token", "slurm-%j.log"
+PLAN, RUNNER, RESULTS, LOG = "plan.json", "smoke.pyz", "results", "slurm-%j.log"
+# Of the files in which each start of a run has its token.
+TOKENS = "token-"
 # Where a container engine opens the image by such a file.
 EDF = "environment.toml"
 # In place of a .sqsh, where the job has the image from a registry.
@@ -21,8 +23,8 @@ MANIFEST = "manifest.json"
 _IMAGE = rf"{NODE_PATH}|[A-Za-z0-9.:#_/-]+@sha256:[0-9a-f]{{64}}"
 # A line for each time that it was queued again for lack of time.
 REQUEUED = "requeued.txt"
-# The runner's exit status when its time is over (smoke/envbuild_smoke/cli.py).
-OUT_OF_TIME = 7
+# The runner's exit statuses when nothing can run there, and when its time is over (smoke/envbuild_smoke/cli.py).
+UNUSABLE, OUT_OF_TIME = 3, 7
 # Slurm ends a job at its limit; so long before that no case starts that would not end.
 MARGIN_SECONDS = 120
 
@@ -146,8 +148,6 @@ class SlurmJob:
             "--image",
             f"{RUN_FOLDER}/{MANIFEST}" if self.is_pulled else IMAGE_FILE,
             "--resume",
-            "--token-file",
-            f"{RUN_FOLDER}/{TOKEN}",
             "--nodes",
             str(self.nodes),
             *self.arguments,
@@ -254,7 +254,7 @@ class NamedCluster:
                 fix=f"Leave --nodes out, or write a plan with `envbuild certify --on {self.name} --nodes {nodes} "
                 "--plan-out DIR`.",
             )
-        gpus = max(-(-case.world_size // case.nodes) for case in plan.cases)
+        gpus = max(case.slots_on_node for case in plan.cases)
         if plan.device == "cuda" and gpus > slurm.gpus_per_node:
             raise ConfigurationError(
                 f"the plan needs {gpus} GPUs a node, and cluster {self.name} has {slurm.gpus_per_node}",

@@ -10,7 +10,17 @@ import shlex
 import tomlkit
 
 from envbuild.catalog.cluster import JOB_ID, Mount
-from envbuild.launch.slurm.job import EDF, MARGIN_SECONDS, OUT_OF_TIME, REQUEUED, TOKEN, SlurmJob
+from envbuild.launch.slurm.job import (
+    EDF,
+    MARGIN_SECONDS,
+    OUT_OF_TIME,
+    REQUEUED,
+    RUN_FOLDER,
+    RUNNER,
+    TOKENS,
+    UNUSABLE,
+    SlurmJob,
+)
 
 # Slurm sets both for each task: the job's number, and its node's place in the job.
 NODE_NUMBER = "SLURM_NODEID"
@@ -30,19 +40,29 @@ done
 {exports}
 # The head of the run is the batch host; other nodes find its port in the run's folder.
 head=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-token={token}
-[ -s "$token" ] || (umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
+# Slurm starts a job again when it does not reach a node, where processes of the last start may live on: they end when
+# their token's file is gone.
+token={tokens}$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+rm -f {tokens}*
+(umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
 ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +%s 2>/dev/null || true)
 printf '{{"event": "job-started", "restarts": %s}}\\n' "${{SLURM_RESTART_COUNT:-0}}"
-{delivery}
-# Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
-{step} &
-step=$!
 # A signal to this script interrupts `wait` alone.
-trap 'kill -TERM "$step" 2>/dev/null' TERM
-wait "$step"
-status=$?
-[ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
+trap 'kill -TERM "${{step:-}}" 2>/dev/null' TERM
+{definition}
+# A node that lacks one of these would be waited for in vain. A network file system shows a new file late.
+if {copy}{check}
+then
+    # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
+    {step} &
+    step=$!
+    wait "$step"
+    status=$?
+    [ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
+else
+    status={unusable}
+    printf '{{"event": "exit", "node": 0, "status": %s}}\\n' "$status"
+fi
 {removal}
 # Preempted, its processes end politely, and Slurm would count the job as failed and not start it again.
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
@@ -67,9 +87,12 @@ def render_sbatch(job: SlurmJob) -> str:
         folder=job.folder,
         directives="\n".join(directives),
         exports="\n".join(f"export {name}={_word(value)}" for name, value in job.environment.items()),
-        token=shlex.quote(f"{job.folder}/{TOKEN}"),
+        tokens=shlex.quote(f"{job.folder}/{TOKENS}"),
         margin=MARGIN_SECONDS,
-        delivery=_delivery(job),
+        definition=_definition(job),
+        copy=_copy(job),
+        check=_check(job),
+        unusable=UNUSABLE,
         again=_again(job),
         step=_step(job),
         removal=_removal(job),
@@ -92,17 +115,32 @@ def render_edf(job: SlurmJob) -> str:
     return tomlkit.dumps(document)
 
 
-def _delivery(job: SlurmJob) -> str:
-    lines = []
-    if job.image_on_node != job.image:
-        lines = [
-            "# Onto each node's own disk: many nodes that read one file of shared storage wait for each other.",
-            f"sbcast --force {_word(job.image)} {_word(job.image_on_node)} || exit",
-        ]
-    if job.slurm.runtime == "edf":
-        # No line of TOML is the word EDF: strings have their line breaks written out.
-        lines += [f"cat >{shlex.quote(f'{job.folder}/{EDF}')} <<'EDF' || exit", f"{render_edf(job)}EDF"]
-    return "\n".join(lines)
+def _definition(job: SlurmJob) -> str:
+    if job.slurm.runtime != "edf":
+        return ""
+    # No line of TOML is the word EDF: strings have their line breaks written out.
+    return f"cat >{shlex.quote(f'{job.folder}/{EDF}')} <<'EDF' || exit\n{render_edf(job)}EDF"
+
+
+def _copy(job: SlurmJob) -> str:
+    """Of the image, onto each node's own disk: many nodes that read one file of shared storage wait for each other."""
+    folder = job.cluster.image.node_folder
+    if folder is None:
+        return ""
+    # sbcast names the node, and no cause.
+    failed = f"the image was not copied to {folder} of each node: it may be full, or not there"
+    copy = f"sbcast --force {_word(job.image)} {_word(job.image_on_node)}"
+    return f"{{ {copy} || {{ echo {shlex.quote(failed)} >&2; false; }}; }} &&\n    "
+
+
+def _check(job: SlurmJob) -> str:
+    """That every node has what it starts from, and the token that this job's first one wrote: all have one folder."""
+    files = [f"{job.folder}/{RUNNER}", *([] if job.is_pulled else [job.image_on_node])]
+    script = (
+        'for file; do for _ in {1..70}; do [ -r "$file" ] && continue 2; sleep 1; done; '
+        'echo "$SLURMD_NODENAME does not have $file: it must lie on storage that all nodes share" >&2; exit 1; done'
+    )
+    return _continued([" ".join(_SRUN), f"bash -c {shlex.quote(script)} -", *map(_word, files), '"$token"'])
 
 
 def _removal(job: SlurmJob) -> str:
@@ -125,12 +163,20 @@ def _again(job: SlurmJob) -> str:
 
 def _step(job: SlurmJob) -> str:
     opened = {"pyxis": _container, "bwrap": _opened, "edf": _defined}[job.slurm.runtime](job)
-    lines = [" ".join(_SRUN), *map(_word, opened), f'bash -c {shlex.quote(_inside(job))} - "$head" "$ends_at"']
+    lines = [
+        " ".join(_SRUN),
+        *map(_word, opened),
+        f'bash -c {shlex.quote(_inside(job))} - "$head" "$ends_at" "${{token##*/}}"',
+    ]
+    return _continued(lines)
+
+
+def _continued(lines: list[str]) -> str:
     return " \\\n    ".join(lines)
 
 
 def _inside(job: SlurmJob) -> str:
-    """What bash runs in the image on each node; its words are the head and when the job ends."""
+    """What bash runs in the image on each node; its words are the head, when the job ends, and the token's file."""
     lines = []
     if job.is_pulled:
         # envbuild's own .sqsh name the image that they were made from, whoever pulled them.
@@ -148,9 +194,19 @@ def _inside(job: SlurmJob) -> str:
         lines.append(f". {shlex.quote(transport.script)} || exit")
         # The cluster's file has the last word.
         lines += [f"export {name}={_word(value)}" for name, value in job.environment.items()]
-    # A node's number is its own, and the other two are the batch script's.
-    own = f'--node-rank "${NODE_NUMBER}" --head "$1:0" --ends-at "$2"'
-    return "\n".join([*lines, f"exec {shlex.join(job.runner_words)} {own}"])
+    # A node's number is its own, and the others are the batch script's.
+    token = f'{RUN_FOLDER}/"$3"'
+    own = f'--node-rank "${NODE_NUMBER}" --head "$1:0" --ends-at "$2" --token-file {token}'
+    lines += [
+        # Slurm signals the runner too.
+        "trap : TERM",
+        f"{shlex.join(job.runner_words)} {own}",
+        "status=$?",
+        # However node 0 ended, the others do not wait for it.
+        f'[ "${NODE_NUMBER}" != 0 ] || rm -f {token}',
+        'exit "$status"',
+    ]
+    return "\n".join(lines)
 
 
 def _container(job: SlurmJob) -> list[str]:

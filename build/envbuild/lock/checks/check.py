@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envbuild.catalog.stack import Driver
 from envbuild.lock.checks.api_drift import check_api
 from envbuild.lock.checks.declared_ranges import DeclaredRanges, Overridden
 from envbuild.lock.checks.findings import CheckFinding, refuse
@@ -77,7 +78,7 @@ def _check_input(plan: LockPlan, resolution: Resolution, context: LockContext) -
         },
         variables=stack.variables_on(selection.base.cuda_major),
         conflicts=catalog.conflicts,
-        matrix=catalog.matrix(stack.matrix_for(selection.base.device, driver)),
+        matrix=None if driver is Driver.NONE else catalog.matrix(stack.matrix_for(selection.base.device, driver)),
         torch_build=plan.project.torch_build,
         asked=plan.project.asked,
         bases={base: catalog.base(base) for entry in stack.builds for base in entry.bases},

@@ -166,7 +166,7 @@ class DeclaredRanges:
                 return Declared(by=package.title, lines=metadata.requires_dist, extras=metadata.provides_extra)
         component = self._project.every.get(package.name)
         if component is not None and component.commit is not None:
-            return declared_at_commit(component, context.repositories)
+            return declared_at_commit(component, context.repositories) if component.commit.is_read else None
         return declared_by_release(package, self._base, context)
 
     def _against_the_stack(self, locked: Mapping[str, str]) -> list[Overridden]:

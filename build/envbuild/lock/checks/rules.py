@@ -130,7 +130,7 @@ def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
     for name, target in lock.targets.items():
         for sm in target.sm:
             # 90a and 100f are SM 90 and 100 with what only this architecture, or its family, has.
-            if (problem := _sm_problem(sm.rstrip("af"), cuda)) is not None:
+            if (problem := sm_problem(sm.rstrip("af"), cuda)) is not None:
                 yield CheckFinding(
                     code="sm-floor",
                     what=f"target {name} has SM {sm}, which CUDA {cuda} (torch {lock.version('torch')}) does not know; "
@@ -150,7 +150,7 @@ def check_targets(lock: CheckInput) -> Iterable[CheckFinding]:
             )
 
 
-def _sm_problem(sm: str, cuda: str) -> str | None:
+def sm_problem(sm: str, cuda: str) -> str | None:
     first_cuda = knowledge.cuda().first_cuda
     first, without = first_cuda.get(sm), knowledge.cuda().dropped_by.get(sm)
     if first is None:

@@ -16,6 +16,7 @@ from envbuild.lock.components.as_of_moment import own_dates
 from envbuild.lock.components.models import Chosen, CompileMetadata, GitSources
 from envbuild.lock.components.project_metadata import name_of
 from envbuild.lock.inputs.as_of import with_undated
+from envbuild.lock.lockfile import WHEELS
 from envbuild.lock.uv.named_index import ANY_RELEASE, builds_without
 from envbuild.lock.uv.resolution import limits
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX_BUILD, TorchSource
@@ -39,6 +40,7 @@ class Project:
         git_sources: what components take from git or an address themselves.
         exempt: until when other packages than components may have been uploaded, or components in the stack's place.
         limits: which releases of packages that nothing here names may be taken.
+        wheels: files in the lock's folder of wheels, by package.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Project:
     git_sources: GitSources = field(default_factory=GitSources)
     exempt: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
+    wheels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def every(self) -> dict[str, Chosen]:
@@ -161,7 +164,7 @@ def render_project(
     if constraints := _constraints(project, pins or {}, sources, source):
         uv["constraint-dependencies"] = _lines(constraints)
     uv |= builds_without({*sources, *project.git_sources.barred})
-    _add_sources(uv, sources, source)
+    _add_sources(uv, sources | {name: {"path": f"{WHEELS}/{file}"} for name, file in project.wheels.items()}, source)
     if unsourced := _unsourced(project, source):
         uv["no-sources-package"] = _lines(unsourced)
     if project.metadata:
@@ -194,7 +197,7 @@ def _add_sources(
 ) -> None:
     """Add which packages are taken from which indexes, and where these are if that is known."""
     # explicit: no other package is taken from there (uv's documentation, "Package indexes").
-    used = {entry["index"] for entry in sources.values()}
+    used = {entry.get("index") for entry in sources.values()}
     indexes: list[Toml] = [
         {"name": index.name, "url": index.url, "explicit": True}
         for index in (source.indexes if source is not None else ())

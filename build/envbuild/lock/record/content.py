@@ -147,7 +147,8 @@ def normalized(text: str, lock: Lock, phases: Sequence[str], wanted: Content) ->
         references = component.get("externalReferences", [])
         files = [reference for reference in references if reference["type"] == "distribution"]
         if locked.commit is None:
-            component["purl"] = component["purl"].partition("?")[0]  # ?repository_url= is where the index is
+            if "purl" in component:  # uv gives none of a wheel in a folder
+                component["purl"] = component["purl"].partition("?")[0]  # ?repository_url= is where the index is
             for file in files:
                 file["url"] = urllib.parse.urlsplit(file["url"]).path.rsplit("/", 1)[-1]
         if not files and locked.hashes:  # uv gives no hash of a wheel in a folder

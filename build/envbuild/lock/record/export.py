@@ -15,10 +15,11 @@ from pathlib import Path
 
 from envbuild.catalog.context import Context
 from envbuild.catalog.fields import MACHINES
+from envbuild.catalog.stack import Phase
 from envbuild.core import tomlread
 from envbuild.core.errors import CheckRefusedError, ResolutionError, UsageError
 from envbuild.lock.context import LockContext, run_context, work_folder
-from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, LockDirectory, snapshot
+from envbuild.lock.lockfile import PHASE_FILES, PROJECT_FILE, UV_LOCK, WHEELS, LockDirectory, snapshot
 from envbuild.lock.project.pyproject import with_indexes
 from envbuild.lock.record.content import (
     Content,
@@ -119,7 +120,7 @@ def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
     """The phase files in one; host-free, as they are."""
     files = [file for phase in phases if (file := lock.file(phase))]
     lines = [line for file in files for line in file.read_text().splitlines() if not line.startswith("#")]
-    command = ["uv pip install --no-deps"]
+    command = ["uv pip install --no-deps", *([f"--find-links {WHEELS}"] if lock.lock.wheels else [])]
     if phases == ("main",) or set(phases) <= {"main", "compile"}:
         command.append("--require-hashes")  # what comes from git has none
     isolated = {*locked_content(lock, ("git",))} - {*lock.shared_builds} if lock.builds else set()
@@ -134,6 +135,7 @@ def _requirements(lock: LockDirectory, phases: Sequence[str]) -> Exported:
 def _pylock(export: _Export) -> Exported:
     """PEP 751, from the lock's own hashed requirements: no uv.lock is needed, and nothing is resolved."""
     source, base = export.source(), export.lock.lock.base
+    wanted = locked_content(export.lock, export.phases)
     # The newest platform that the base still has. Before 2.17 (manylinux2014) uv knows none.
     glibc = max(minor for minor in _PLATFORMS_OF_UV if minor <= max(17, int(base.glibc.split(".")[1])))
     # PEP 751 asks for a hash of every file. --no-deps: the phase files name every package already.
@@ -147,8 +149,9 @@ def _pylock(export: _Export) -> Exported:
         file = export.folder / f"pylock.{len(written)}.toml"
         export.uv([*arguments, *source.args_for(index), "--output-file", file, *files])
         written.append(file.read_text())
-    text = f"# {_title(export.lock, export.phases)}\n{_joined(written)}"
-    wanted = locked_content(export.lock, export.phases)
+    # A wheel of the lock's own is named from the lock's folder.
+    joined = _joined(written).replace(f'"{export.folder.absolute()}/{WHEELS}/', f'"{WHEELS}/')
+    text = f"# {_title(export.lock, export.phases)}\n{joined}"
     _compare(export, "the pylock.toml that uv wrote", of_pylock(text), wanted)
     notes = ["pylock.toml names the package indexes that it was made with, in the address of every file"]
     if source.kind == "find-links":
@@ -161,8 +164,13 @@ def _pylock(export: _Export) -> Exported:
 def _requirements_by_index(export: _Export) -> dict[str, list[Path]]:
     """The requirement files of each index that packages are locked from; those of all others under an empty name."""
     listed: dict[str, list[Path]] = {}
+    own = export.lock.own_wheels
     for phase in export.phases:
         path, every = export.folder / PHASE_FILES[phase], packages_by_index(export.lock, phase)
+        if phase == Phase.MAIN.value and own:
+            # As files: an index may have another package of that name.
+            text = without_packages(path.read_text(), own)
+            path.write_text(text + "".join(f"{name} @ {wheel.as_uri()}\n" for name, wheel in own.items()))
         for index, packages in every.items():
             if others := {name for other in every.values() for name in other - packages}:
                 file = export.folder / f"{len(listed)}-{path.name}"

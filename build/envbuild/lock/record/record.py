@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from packaging.version import Version
@@ -21,7 +21,7 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs import as_of
 from envbuild.lock.inputs.deviation import texts
-from envbuild.lock.lockfile import BUILDS_FILE, PHASE_FILES, git_build_options
+from envbuild.lock.lockfile import BUILDS_FILE, PHASE_FILES, WHEELS, git_build_options
 from envbuild.lock.models import (
     SCHEMA,
     Inputs,
@@ -33,7 +33,7 @@ from envbuild.lock.models import (
 )
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import render_project
-from envbuild.lock.resolve.resolve import ResolvedPlan
+from envbuild.lock.resolve.resolve import PhaseLines, ResolvedPlan
 from envbuild.lock.uv.program import uv_version
 from envbuild.lock.uv.resolution import export, with_local_hashes
 
@@ -77,6 +77,8 @@ def record_of(resolved: ResolvedPlan, checked: CheckResult, phases: dict[str, Lo
         overridden=tuple(override.text() for override in checked.overridden),
         driver=plan.effective.stack.driver,
         driver_because=plan.effective.because,
+        project=resolved.tree,
+        wheels=dict(resolved.wheels),
         allowed=tuple(finding.line() for finding in checked.allowed),
         warnings=tuple(finding.line() for finding in checked.warnings),
         left_out=plan.left_out,
@@ -147,7 +149,7 @@ def _component(component: Chosen, version: str, plan: LockPlan) -> LockedCompone
             "git": component.git,
             "commit": component.commit.sha,
             "subdirectory": component.subdirectory or None,
-            "committed_at": as_of.timestamp(component.commit.committed_at),
+            "committed_at": as_of.timestamp(component.commit.committed_at) if component.commit.is_read else None,
             "ref_kind": component.commit.kind.value,
             "follows": component.commit.kind is CommitKind.BRANCH and plan.as_of.asked == as_of.NOW,
         }
@@ -212,13 +214,8 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
     # Moved from phase main, fast-hadamard-transform of stack bridge-0.6 is built in isolation, where there is no torch,
     # and fails.
     late = set(plan.project.compiled())
-    with interruptible(2) as pool:
-        exported = pool.submit(export, context.folder, None, plan.what, context.log)
-        with_compile = export(context.folder, "compile", plan.what, context.log) if late else []
-    main = [pinned for pinned in exported.result() if pinned.name not in late]
-    # The extra `compile` comes with all that phase main has, too.
-    in_main = {pinned.name for pinned in main}
-    compiled = [pinned for pinned in with_compile if pinned.name not in in_main]
+    installed = resolved.lines or _exported(plan, late, context)
+    main, compiled = installed.main, installed.compiled
     # Where hashes are required, every line must have one, and a commit has none: so a file of their own.
     # uv's --require-hashes has no Git dependencies either (astral-sh/uv#2824).
     from_git = [pinned for pinned in (*main, *compiled) if pinned.commit]
@@ -228,9 +225,12 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
         "git": [pinned.text for pinned in from_git],
     }
     shared = sorted(late.intersection(pinned.name for pinned in from_git))
-    builds = BUILDS_FILE if resolved.build_constraints else ""
+    # `uv sync` builds what is from git in isolation, also where nothing holds it.
+    isolated = resolved.lines is not None and {pinned.name for pinned in from_git} - late
+    builds = BUILDS_FILE if resolved.build_constraints or isolated else ""
+    links = ["--find-links", WHEELS] if resolved.wheels else []
     options = {
-        "main": ["--require-hashes"],
+        "main": ["--require-hashes", *links],
         "compile": ["--require-hashes", "--no-build-isolation"],
         "git": git_build_options(builds, shared),
     }
@@ -246,6 +246,16 @@ def _write_phases(resolved: ResolvedPlan, context: LockContext) -> dict[str, Loc
         digest = _write(context.folder / BUILDS_FILE, title, command, resolved.build_constraints)
         phases["git"] = phases["git"].model_copy(update={"builds": digest})
     return phases
+
+
+def _exported(plan: LockPlan, late: Collection[str], context: LockContext) -> PhaseLines:
+    with interruptible(2) as pool:
+        exported = pool.submit(export, context.folder, None, plan.what, context.log)
+        with_compile = export(context.folder, "compile", plan.what, context.log) if late else []
+    main = tuple(pinned for pinned in exported.result() if pinned.name not in late)
+    # The extra `compile` comes with all that phase main has, too.
+    in_main = {pinned.name for pinned in main}
+    return PhaseLines(main=main, compiled=tuple(pinned for pinned in with_compile if pinned.name not in in_main))
 
 
 def _write(file: Path, title: str, command: str, lines: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -23,8 +23,10 @@ from envbuild.lock.components.releases import EXACT
 from envbuild.lock.context import LockContext
 from envbuild.lock.inputs.request import may_deviate
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK, LockDirectory
+from envbuild.lock.models import LockedProject
 from envbuild.lock.project.plan import LockPlan
 from envbuild.lock.project.pyproject import Project, main_lines, with_git_sources
+from envbuild.lock.requirement_lines import PinnedRequirement
 from envbuild.lock.resolve.builds import build_constraints
 from envbuild.lock.resolve.conflicts import explain_pins
 from envbuild.lock.resolve.declarations import with_declarations
@@ -39,16 +41,30 @@ _URL_REFUSED = re.compile(r"Package `([^`]+)`\s+was\s+included\s+as\s+a\s+URL\s+
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseLines:
+    """What is installed, as pinned requirements: before the compile phase, and in it."""
+
+    main: tuple[PinnedRequirement, ...]
+    compiled: tuple[PinnedRequirement, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResolvedPlan:
     """A plan without what nothing asks for, and what uv found for it.
 
     Attributes:
         build_constraints: what the isolated builds of the packages from git take.
+        lines: what is installed; None: what `uv export` says of the resolved project.
+        tree: the uv project that it is of; None: it is a stack's own.
+        wheels: digests of the wheels of that project's own packages, by file.
     """
 
     plan: LockPlan
     resolution: Resolution
     build_constraints: tuple[str, ...] = ()
+    lines: PhaseLines | None = None
+    tree: LockedProject | None = None
+    wheels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pins(self) -> dict[str, str]:

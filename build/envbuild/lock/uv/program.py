@@ -111,11 +111,15 @@ def run_uv(
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
     most_seconds: float | None = None,
+    own_indexes: bool = True,
+    variables: Mapping[str, str] | None = None,
 ) -> Finished:
     """Run uv with ``arguments`` in ``cwd``; uv's own configuration and variables hold.
 
     Args:
         most_seconds: how long it may take.
+        own_indexes: also the indexes of the user's own settings hold, and not those of the project alone.
+        variables: besides those of uv's settings.
 
     Raises:
         ConfigurationError: uv's own configuration cannot be read.
@@ -124,7 +128,7 @@ def run_uv(
         NetworkError: an index could not be reached.
         MachineError: no fitting Python interpreter, the disk is full, or a signal ended uv.
     """
-    with resolving_uv() as environment:
+    with resolving_uv(own_indexes=own_indexes) as environment:
 
         def attempt(more: Mapping[str, str]) -> Finished:
             return run(
@@ -135,7 +139,7 @@ def run_uv(
                 check=False,
                 options=ProcessOptions(
                     cwd=cwd,
-                    env={**environment, **more},
+                    env={**environment, **(variables or {}), **more},
                     working_on=cwd,
                     timeout_seconds=most_seconds,
                     error=TookTooLongError,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ _REACHING_KEYS = frozenset(
         "system-certs",
     ]
 )
+# Those of them that name places of packages.
+_PLACES = frozenset(["default-index", "extra-index-url", "find-links", "index", "index-url", "no-index"])
 # Besides these, where files and Pythons are, and where they are kept.
 _KEYS = _REACHING_KEYS | frozenset(
     [
@@ -96,20 +98,25 @@ def _key(variable: str) -> str:
 
 
 @contextlib.contextmanager
-def resolving_uv() -> Iterator[dict[str, str]]:
+def resolving_uv(*, own_indexes: bool = True) -> Iterator[dict[str, str]]:
     """The variables of a uv that resolves: the project's [tool.uv] holds, next to what is allowed of the user's own.
+
+    Args:
+        own_indexes: also the indexes of the user's own; without them the project's hold alone.
 
     Raises:
         ConfigurationError: a uv.toml cannot be read.
     """
     environment = _environment()
+    if not own_indexes:
+        environment = {name: value for name, value in environment.items() if _key(name) not in _PLACES}
     with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as name, machine_errors(Path(name)):
         # With UV_CONFIG_FILE or UV_NO_CONFIG uv reads no pyproject.toml, without a warning: the as-of moment, the glibc
         # and the overrides are gone. So the settings take the place of the user's uv.toml, and of the system's.
         home, system = Path(name) / "home", Path(name) / "system"
         for folder in (home, system):
             (folder / "uv").mkdir(parents=True)
-        (home / "uv/uv.toml").write_text(_settings())
+        (home / "uv/uv.toml").write_text(_settings(without=frozenset() if own_indexes else _PLACES))
         (system / "uv/uv.toml").touch()
         own = _settings_folder(environment)
         for entry in own.iterdir() if own.is_dir() else ():  # git's settings, say
@@ -160,7 +167,7 @@ def installing_uv() -> Iterator[dict[str, str]]:
         yield {**environment, "UV_CONFIG_FILE": str(file)}
 
 
-def _settings() -> str:
+def _settings(without: Collection[str] = ()) -> str:
     """A uv.toml with what is allowed of the user's, then of the system's; lists are joined, as uv does."""
     merged: dict[str, Any] = {}
     for file in settings_files(os.environ):
@@ -170,7 +177,8 @@ def _settings() -> str:
             raise ConfigurationError(
                 f"uv's own configuration {file} cannot be read", why=str(error), fix="Correct the file."
             ) from error
-        for key, value in _allowed(settings, file.parent).items():
+        allowed = _allowed(settings, file.parent)
+        for key, value in ((key, value) for key, value in allowed.items() if key not in without):
             is_list = isinstance(value, list) and isinstance(merged.get(key), list)
             merged[key] = [*merged[key], *value] if is_list else merged.get(key, value)
     return tomlkit.dumps(merged)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from envbuild.core import locks
 from envbuild.core.errors import CheckRefusedError
+from envbuild.git.checkout import KIND as TREES_KIND
 from envbuild.git.mirror import KIND as MIRRORS_KIND
 from envbuild.lock.lockfile import LockDirectory
 from envbuild.lock.models import Lock
@@ -19,7 +20,6 @@ from envbuild.store.local import LocalStore
 from envbuild.wheels.cache.entry import BUILDS_KIND, ENVIRONMENTS_KIND, KIND, read_kept
 from envbuild.wheels.key import KeyParts
 from envbuild.wheels.plan import buildable
-from envbuild.wheels.sources import KIND as TREES_KIND
 from envbuild.wheels.toolchain.index_toolkit import KIND as TOOLKITS_KIND
 
 DAY_SECONDS = 86400.0

@@ -27,13 +27,14 @@ class CaseCallback(Callback):  # type: ignore[misc]
         The optimizer is there, and has copied others.
         """
         model_folder = context.state.cfg.checkpoint.pretrained_checkpoint
-        if not self._run.is_moved and self._run.part.after == 0 and model_folder is not None:
+        run, is_first = self._run, self._run.context.resumes_from is None
+        if not run.is_moved and is_first and model_folder is not None:
             chunks = unwrapped(context.model)
-            self._run.hugging_face = compare_with_hugging_face(chunks, Path(model_folder), self._run.part.case)
-        if self._run.part.resumes_from is None:
-            self._run.start(unwrapped(context.model))
+            run.hugging_face = compare_with_hugging_face(chunks, Path(model_folder), run.context.case)
+        if is_first:
+            run.start(unwrapped(context.model))
             context.optimizer.reload_model_params()
-        if not self._run.gradients and self._run.part.after == 0:
+        if run.wants_gradients:
             self._summarize_first_gradients(context)
 
     def _summarize_first_gradients(self, context: CallbackContext) -> None:
@@ -54,14 +55,13 @@ class CaseCallback(Callback):  # type: ignore[misc]
 
     def on_train_step_end(self, context: CallbackContext) -> None:
         """Take the numbers of the step; its gradient norm is on the CPU, so the GPU has done it."""
-        seconds, steps = time.perf_counter() - self._began, self._run.steps
-        step = len(steps) + 1
+        seconds, step = time.perf_counter() - self._began, self._run.next_step
         if context.skipped_iter:
             raise FloatingPointError(f"step {step}: Megatron-Bridge skipped it")
         # The ranks before the last stage are told none, and report none.
         loss = context.loss_dict.get(LOSS, 0.0)
-        steps.append(step_with(step, loss, context.grad_norm, seconds))
-        if step == self._run.part.until:
+        self._run.steps.append(step_with(step, loss, context.grad_norm, seconds))
+        if step == self._run.context.part.until:
             # The loop looks at it before each step, and ends as after its last one: `exit_interval` ends the process.
             context.state.cfg.train.train_iters = step
 

@@ -44,7 +44,7 @@ def check_start() -> None:
 
 
 def train(context: RankContext) -> None:
-    """Train the case of `context` with Megatron-Bridge, reporting each step from the last pipeline stage.
+    """Train the part of a case with Megatron-Bridge, reporting each step from the last pipeline stage.
 
     When it returns, nothing of the case is left in the process. Raises ValueError for a case that this driver does not
     train, and FloatingPointError at a step whose loss or gradients are not finite.
@@ -57,4 +57,4 @@ def train(context: RankContext) -> None:
 def _pretrain(context: RankContext, run: PartRun) -> None:
     read = RecordedForwardStep()
     train_with = pretrain if context.case.training.finetune == "none" else finetune
-    train_with(recipe_of(context, run.part), read, callbacks=[CaseCallback(run, read)])
+    train_with(recipe_of(context), read, callbacks=[CaseCallback(run, read)])

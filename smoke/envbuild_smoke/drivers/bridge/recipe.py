@@ -17,7 +17,7 @@ from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from envbuild_smoke.drivers.bridge.finetuning import cut_finetuning
 from envbuild_smoke.drivers.bridge.hugging_face import small_config
 from envbuild_smoke.drivers.mcore.model import recompute_options
-from envbuild_smoke.drivers.parts import Part, refuse_unsupported
+from envbuild_smoke.drivers.parts import refuse_unsupported
 from envbuild_smoke.drivers.recipe_options import overlap_options, precision_options, set_layout
 from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
@@ -27,17 +27,17 @@ from envbuild_smoke.rank_context import RankContext
 BYTES = 256
 
 
-def recipe_of(context: RankContext, part: Part) -> ConfigContainer:
+def recipe_of(context: RankContext) -> ConfigContainer:
     """Return the recipe's configuration of a part of a case.
 
     Raises ValueError where the case asks for what this driver does not set.
     """
-    case, model = part.case, context.model
+    case, model = context.case, context.model
     refuse_unsupported(case, model)
     with _without_hub(model):
         recipe: ConfigContainer = getattr(recipes, _recipe_name(case, model))()
     _cut_model(recipe.model, case, model)
-    _cut_training(recipe, part)
+    _cut_training(recipe, context)
     if case.training.finetune == "none":
         _cut_data(recipe, context)
     else:
@@ -99,8 +99,8 @@ def _cut_data(recipe: ConfigContainer, context: RankContext) -> None:
         data.blend = ([str(write_text(folder, lambda text: [*text.encode(), BYTES], model.vocabulary_size))], None)
 
 
-def _cut_training(recipe: ConfigContainer, part: Part) -> None:
-    training, settings = part.case.training, part.case.settings
+def _cut_training(recipe: ConfigContainer, context: RankContext) -> None:
+    training, settings = context.case.training, context.case.settings
     train, optimizer, checkpoint = recipe.train, recipe.optimizer, recipe.checkpoint
     # Data is read in an order that depends on it, and a part has that of the whole: `CaseCallback` ends it.
     train.train_iters = training.steps
@@ -122,12 +122,12 @@ def _cut_training(recipe: ConfigContainer, part: Part) -> None:
     # Nothing is logged to files, or saved but between the parts.
     recipe.logger.tensorboard_dir = None
     recipe.logger.log_interval = training.steps
-    checkpoint.save = str(part.saves_to) if part.saves_to is not None else None
-    checkpoint.load = str(part.resumes_from) if part.resumes_from is not None else None
-    checkpoint.save_interval = part.until
+    checkpoint.save = str(context.saves_to) if context.saves_to is not None else None
+    checkpoint.load = str(context.resumes_from) if context.resumes_from is not None else None
+    checkpoint.save_interval = context.part.until
     checkpoint.async_save = False
     # The default is a state that another layout cannot load.
-    checkpoint.dist_ckpt_optim_fully_reshardable = part.case.continue_in is not None
+    checkpoint.dist_ckpt_optim_fully_reshardable = context.case.continue_in is not None
 
 
 def _fit_cpu(recipe: ConfigContainer) -> None:

@@ -5,7 +5,6 @@ samples in the same order, whatever its layout. Dropout is off and so is every f
 extension. So a case differs from its baseline by rounding alone, unless something is wrong.
 """
 
-import gc
 import time
 import warnings
 from collections.abc import Mapping
@@ -26,12 +25,13 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore import checkpoints
         from envbuild_smoke.drivers.mcore.bandwidth import measure_bandwidth
         from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
+        from envbuild_smoke.drivers.mcore.config_fields import configuration
         from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
         from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
         from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
         from envbuild_smoke.drivers.mcore.observed_config import observe
-        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, constant_schedule
+        from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, schedule
         from envbuild_smoke.drivers.mcore.perturbation import (
             largest_difference,
             mantissa_bits,
@@ -39,7 +39,6 @@ with warnings.catch_warnings():
             perturbed,
         )
         from envbuild_smoke.drivers.mcore.processes import (
-            forget_parallelism,
             forget_transformer_engine,
             is_reporting_rank,
             joined,
@@ -47,6 +46,7 @@ with warnings.catch_warnings():
         )
         from envbuild_smoke.drivers.mcore.reference_run import ReferenceRun
 
+from envbuild_smoke.drivers.handover import Handover, hand_over, handed_over
 from envbuild_smoke.drivers.parts import step_with
 from envbuild_smoke.drivers.samples import global_batch
 from envbuild_smoke.rank_context import RankContext
@@ -58,22 +58,20 @@ __all__ = ["compare_weights", "measure_bandwidth", "train"]
 
 
 def train(context: RankContext) -> None:
-    """Train the case of `context`, reporting each step from the last pipeline stage.
+    """Train the part of a case, reporting each step from the last pipeline stage.
 
     When it returns, nothing of the case is left in the process. Raises FloatingPointError at the first step
     whose loss or gradients are not finite.
     """
-    case = context.case
+    case, part = context.case, context.part
     with joined(context) as device:
         set_up_parallelism(case, device)
         run = _Run(context, device)
         run.start()
-        for step in range(1, case.training.steps + 1):
+        for step in range(part.after + 1, part.until + 1):
             measured = run.step(step)
             if is_reporting_rank():
                 context.report_step(measured)
-            if step == case.resume_at:
-                run.resume()
         context.report(compute_seconds=run.compute_seconds)
         initial, weights = run.initial, run.weights() if case.perturbed_runs else {}
         run.finish()
@@ -107,7 +105,7 @@ class _Run:
         self._context = context
         self._case = context.case
         self._device = device
-        self._samples = SamplesRead()
+        self._samples = SamplesRead(handed_over(context).samples)
         self._first_collective = FirstCollective(device)
         self._reference: ReferenceRun | None = None
         # Of a baseline that is trained again: its weights before the first step.
@@ -126,7 +124,7 @@ class _Run:
 
     def _build_optimizer(self) -> None:
         self._wrapped, self._optimizer = build_optimizer(self._config, self._case, self._chunks)
-        self._schedule = constant_schedule(self._case, self._optimizer)
+        self._schedule = schedule(self._case, self._optimizer)
         self._gathers_on_use = self._case.settings.overlap_param_gather
         # As Megatron-LM's train(): the first step takes the weights as they were loaded. Gathered from the ranks'
         # shards they would hide a rank that loaded others.
@@ -140,7 +138,12 @@ class _Run:
         return tuple(self._first_collective.seconds)
 
     def start(self) -> None:
-        """Save the weights if this is a baseline; otherwise load the baseline's, resharded."""
+        """Save the weights if this is a baseline; otherwise load the baseline's, or what the part before has saved."""
+        if (directory := self._context.resumes_from) is not None:
+            self._build_optimizer()
+            same_layout = self._case.continue_in is None
+            checkpoints.load_training(self._chunks, self._optimizer, self._schedule, directory, same_layout=same_layout)
+            return
         # Before the optimizer is made: it copies the weights, where they are not in float32.
         if self._case.baseline is not None:
             checkpoints.load_weights(self._chunks, self._context.checkpoint)
@@ -238,10 +241,11 @@ class _Run:
         training = self._case.training
         outputs = self._compute(step)
         # The optimizer clips them in place.
+        loss_scale = float(self._optimizer.get_loss_scale())
         if self._reference is not None:
-            self._reference.gradients()
+            self._reference.gradients(loss_scale)
         if step == 1:
-            self.gradients = summarize_gradients(self._wrapped)
+            self.gradients = summarize_gradients(self._wrapped, loss_scale)
         updated, grad_norm, _ = self._optimizer.step()
         self._first_collective.end()
         if not updated:
@@ -250,32 +254,31 @@ class _Run:
         microbatches = training.microbatches(self._case.layout)
         return global_loss(outputs, microbatches, per_token=training.calculate_per_token_loss), float(grad_norm)
 
-    def resume(self) -> None:
-        """Save the training, tear model and optimizer down, build them anew, maybe in another layout, and load it."""
-        directory = self._context.resume_checkpoint
-        self._gather_on_use(False)
-        checkpoints.save_training(self._chunks, self._optimizer, directory)
-        self.forget()
-        gc.collect()
-        if self._case.continue_in is not None:
-            self._case = replace(self._case, layout=self._case.continue_in)
-            forget_parallelism()
-            set_up_parallelism(self._case, self._device)
-        self._build()
-        self._build_optimizer()
-        checkpoints.load_training(self._chunks, self._optimizer, directory)
-
     def finish(self) -> None:
-        """Report what was built, and save the weights if they are compared."""
+        """Report what was built, and save the weights if they are compared; or save all for the next part."""
         self._gather_on_use(False)
+        if self.gradients and is_reporting_rank():
+            self._context.report(gradients=self.gradients)
+        if (directory := self._context.saves_to) is not None:
+            checkpoints.save_training(self._chunks, self._optimizer, self._schedule, directory)
+            samples = self._samples.digest(self._case.training)
+            if is_reporting_rank():
+                hand_over(self._context, Handover(samples=samples))
+        else:
+            self._report_built()
+        self.forget()
+
+    def _report_built(self) -> None:
         observed = observe(self._case, self._wrapped, self._optimizer, self._samples)
+        all_fields = self._case.baseline is None
+        configured = configuration(self._wrapped, self._optimizer, self._schedule, all_fields=all_fields)
+        observed = replace(observed, configuration=configured)
         if is_reporting_rank():
-            self._context.report(observed=observed, gradients=self.gradients)
+            self._context.report(observed=observed)
         if self._reference is not None:
             self._context.report(reference=self._reference.result(self._samples.steps))
         if self._context.save_final_weights:
             checkpoints.save_weights(self._chunks, self._context.final_checkpoint)
-        self.forget()
 
     def forget(self) -> None:
         """Let go of the model and the optimizer, down to the last tensor."""

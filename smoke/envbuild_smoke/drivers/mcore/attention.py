@@ -6,8 +6,21 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 from envbuild_smoke.drivers.samples import context_part
+
+
+class LatentAttention(DotProductAttention):  # type: ignore[misc]
+    """Megatron's own attention for multi-latent attention, which names sizes of keys and values that it takes not.
+
+    The scores have their scale from what builds it, and `kv_channels` is the size of the values.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        for size in ("k_channels", "v_channels"):
+            options.pop(size, None)
+        super().__init__(*arguments, **options)
 
 
 class ContextParallelAttention(torch.nn.Module):  # type: ignore[misc]

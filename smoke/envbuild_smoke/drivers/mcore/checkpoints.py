@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,39 @@ from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from envbuild_smoke.drivers.parts import State
 
+# The name of the random states of a rank in a checkpoint.
+_RANDOM = "random"
 # megatron-core does not declare psutil, and without it the save of a checkpoint hangs: a helper process
 # raises, and the one that waits for it never hears of it.
 if not getattr(filesystem_async, "HAVE_PSUTIL", True):
     raise ImportError("psutil is missing: megatron-core needs it to save checkpoints, without declaring it")
+
+# Megatron-LM's name in its checkpoints.
+_SCHEDULE = "opt_param_scheduler"
+
+
+# Tensors in the shape of the parameters, which any layout can load; megatron-core 0.14 has them in another format.
+_OPTIMIZER_FORMAT = (
+    "fully_reshardable"
+    if hasattr(DistributedOptimizer, "checkpoint_fully_reshardable_formats")
+    else "fully_sharded_model_space"
+)
+# megatron-core 0.14 forks a process that writes; later releases write in this one.
+_SAVES_HERE = "execute_sync" in TorchDistSaveShardedStrategy.save.__code__.co_names
+
+
+def _save_here(strategy: Any, state: State, directory: Path) -> None:
+    """Save without another process, as a strategy of megatron-core 0.15 does."""
+    request = strategy.async_save(state, directory)
+    if request.preload_fn is not None:
+        # As execute_sync of 0.15: the second argument is what is written, brought to the CPU.
+        rank, _, *others = request.async_fn_args
+        request = request._replace(async_fn_args=(rank, request.preload_fn(), *others))
+    request.execute_sync()
 
 
 def save_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
@@ -36,19 +63,33 @@ def load_weights(chunks: list[torch.nn.Module], directory: Path) -> None:
     _put_weights(chunks, dist_checkpointing.load(weights_state(chunks), str(directory)))
 
 
-def save_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
-    """Save weights, optimizer and random states."""
-    _save(_training_state(chunks, optimizer, loading=False), directory)
+def save_training(chunks: list[torch.nn.Module], optimizer: Any, schedule: Any, directory: Path) -> None:
+    """Save weights, optimizer, its schedule and random states."""
+    _save({**_training_state(chunks, optimizer, loading=False), _SCHEDULE: schedule.state_dict()}, directory)
 
 
-def load_training(chunks: list[torch.nn.Module], optimizer: Any, directory: Path) -> None:
-    """Load what `save_training` saved, into a model and an optimizer of the same layout."""
+def load_training(
+    chunks: list[torch.nn.Module], optimizer: Any, schedule: Any, directory: Path, *, same_layout: bool
+) -> None:
+    """Load what ranks in this layout or another have saved with `save_training`.
+
+    Of another layout random states are left out, as Megatron-LM does: ranks keep those that they have begun with.
+    """
     _allocate_state(optimizer)
-    loaded = dist_checkpointing.load(_training_state(chunks, optimizer, loading=True), str(directory))
+    state = _training_state(chunks, optimizer, loading=True)
+    if not same_layout:
+        del state[_RANDOM]
+    loaded = dist_checkpointing.load(state, str(directory))
     _put_weights(chunks, loaded)
     with _steps_set_aside(_torch_optimizers(optimizer)):
         optimizer.load_state_dict(loaded["optimizer"])
-    torch_state, cuda_state, python_state, tracked = loaded["random"]
+    schedule.load_state_dict(loaded[_SCHEDULE])
+    if same_layout:
+        _put_random(loaded[_RANDOM])
+
+
+def _put_random(states: Any) -> None:
+    torch_state, cuda_state, python_state, tracked = states
     torch.set_rng_state(torch_state)
     if cuda_state is not None:
         torch.cuda.set_rng_state(cuda_state)
@@ -103,8 +144,7 @@ def _metadata() -> State:
         "non_homogeneous_layers": True,
         "singleton_local_shards": True,
         "chained_optim_avoid_prefix": True,
-        # Tensors in the shape of the parameters: what any layout can load.
-        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_sharding_type": _OPTIMIZER_FORMAT,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
 
@@ -138,7 +178,7 @@ def _training_state(chunks: list[torch.nn.Module], optimizer: Any, *, loading: b
     return {
         **weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=_metadata()),
-        "random": ShardedObject("random", states, (world_size,), (rank,), replica_id=0),
+        _RANDOM: ShardedObject(_RANDOM, states, (world_size,), (rank,), replica_id=0),
     }
 
 
@@ -154,9 +194,10 @@ def _save(state: State, directory: Path) -> None:
     # The results of writing travel through a queue in a process of its own, unless there is a queue already.
     # Starting that process takes longer than everything else together, and nothing is written in the background here.
     filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(
-        state, str(partial_directory), TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-    )
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    if not _SAVES_HERE:
+        strategy.save = partial(_save_here, strategy)
+    dist_checkpointing.save(state, str(partial_directory), strategy)
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
         os.replace(partial_directory, directory)

@@ -18,6 +18,7 @@ from envbuild_smoke.drivers.samples import (
     rank_micro_batches,
     sample_digests,
 )
+from envbuild_smoke.plan.axes import Training
 from envbuild_smoke.plan.models import Case
 
 # What Megatron's schedules take from a loss function: the loss and what is reported, or with the number of tokens
@@ -42,8 +43,10 @@ class MicroBatch:
 class SamplesRead:
     """Keeps a digest of every sample this rank reads, to report in the end what the whole case has read."""
 
-    def __init__(self) -> None:
-        # Of each step the data-parallel rank that this rank was, which another layout may change, and its samples.
+    def __init__(self, before: str = "") -> None:
+        # The digest of those that earlier parts of the case have read.
+        self._before = before
+        # Of each step the data-parallel rank that this rank was, and its samples.
         self._steps: list[tuple[int, list[bytes]]] = []
 
     def start_step(self) -> None:
@@ -60,18 +63,21 @@ class SamplesRead:
         """The digest of each sample that this rank has read, step by step."""
         return [samples for _, samples in self._steps]
 
-    def digest(self, micro_batch_size: int | None) -> str:
-        """Return "sha256:..." of all samples of the run, in the order of the global batches; called by every rank.
+    def digest(self, training: Training) -> str:
+        """Return "sha256:..." of all samples of the case so far, in the order of the global batches.
 
-        Without a micro batch size, samples of a step may be in any order, as those are that were packed.
+        Called by every rank. In a fine-tuning, samples of a step may be in any order, as those are that were packed.
 
         It is the same for every layout of one training. Ranks that are to read the same samples and do not
         make it another one, too.
         """
         gathered: list[list[tuple[int, list[bytes]]]] = [[]] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(gathered, self._steps)
-        total = hashlib.sha256()
+        digest = self._before
+        micro_batch_size = training.micro_batch_size if training.finetune == "none" else None
         for ranks in zip(*gathered, strict=True):
+            # From step to step, so that a case in parts has that of one in a piece.
+            total = hashlib.sha256(digest.encode())
             # Reversed: of the ranks with one data-parallel rank the first stands for all, and the loop at the end adds
             # those that differ.
             by_data_rank = dict(reversed([pair for pair in ranks if pair[1]]))
@@ -87,7 +93,8 @@ class SamplesRead:
                 # In the middle of a pipeline a framework need not read any.
                 if samples and samples != by_data_rank[data_rank]:
                     total.update(repr((data_rank, samples)).encode())
-        return f"sha256:{total.hexdigest()}"
+            digest = f"sha256:{total.hexdigest()}"
+        return digest
 
 
 def own_batches(

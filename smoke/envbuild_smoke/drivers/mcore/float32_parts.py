@@ -44,11 +44,15 @@ class _Call:
 class Float32Parts:
     """Notes the first step of a model on one rank, and each update of its weights.
 
-    Made before Megatron's DistributedDataParallel wraps the model, whose hooks take gradients away.
+    Made before Megatron's DistributedDataParallel wraps the model, whose hooks take gradients away. `sums`: whether
+    gradients are summed in float32 at all.
     """
 
-    def __init__(self, chunk: torch.nn.Module, optimizer: OptimizerConfig, watching: Callable[[], bool]) -> None:
+    def __init__(
+        self, chunk: torch.nn.Module, optimizer: OptimizerConfig, watching: Callable[[], bool], *, sums: bool
+    ) -> None:
         self._watching = watching
+        self._watches_sums = sums
         self._parameters = {reference_name(name): weight for name, weight in chunk.named_parameters()}
         self._sums: dict[str, Tensor] = {}
         # With the number by which a module multiplies scores.
@@ -62,7 +66,7 @@ class Float32Parts:
         }
 
     def _watch(self, chunk: torch.nn.Module) -> Iterator[Any]:
-        for name, weight in self._parameters.items():
+        for name, weight in self._parameters.items() if self._watches_sums else ():
             yield weight.register_hook(self._adding(name))
         for name, module in chunk.named_modules():
             if isinstance(module, FusedScaleMaskSoftmax):
@@ -107,8 +111,8 @@ class Float32Parts:
             self._loss.tensors["labels"] = options["labels"].clone()
             self._loss.keep("losses", output)
 
-    def gradients(self) -> None:
-        """Note the gradients of a step: called before they are clipped."""
+    def gradients(self, loss_scale: float) -> None:
+        """Note the gradients of a step, of a loss that has this scale: called before they are clipped."""
         gradients = {name: weight.main_grad.detach() for name, weight in self._parameters.items()}
         if not self._parts:
             for hook in self._hooks:
@@ -116,7 +120,7 @@ class Float32Parts:
             self._parts += [*self._accumulated(gradients), *self._computed()]
             self._sums, self._softmax, self._loss = {}, {}, _Call()
         for dtype, adam in self._adams.items():
-            adam.step({name: gradient.to(dtype) for name, gradient in gradients.items()})
+            adam.step({name: gradient.to(dtype) / loss_scale for name, gradient in gradients.items()})
 
     def result(self) -> tuple[Float32Part, ...]:
         """Return all parts, after the last step."""

@@ -25,10 +25,11 @@ from envbuild_smoke.results import PROJECTIONS, Gradient
 _GOLDEN, _MULTIPLIER = -7046029254386353131, -4658895280553007687
 
 
-def summarize_gradients(wrapped: list[torch.nn.Module]) -> tuple[Gradient, ...]:
+def summarize_gradients(wrapped: list[torch.nn.Module], loss_scale: float = 1.0) -> tuple[Gradient, ...]:
     """Return the gradient of each tensor; every rank calls this and gets the same.
 
-    `wrapped` are the chunks inside of Megatron's DistributedDataParallel, after the backward pass and before clipping.
+    `wrapped` are the chunks inside of Megatron's DistributedDataParallel, after the backward pass and before clipping,
+    of a loss that has this scale.
     Names are those of the tensors in a checkpoint. Numbers are computed in float64.
     """
     for chunk in wrapped:
@@ -44,7 +45,11 @@ def summarize_gradients(wrapped: list[torch.nn.Module]) -> tuple[Gradient, ...]:
         for name, numbers in of_rank.items():
             whole[name] = whole.get(name, 0) + numbers
     return tuple(
-        Gradient(name=name, norm=math.sqrt(float(numbers[0])), projections=tuple(numbers[1:].tolist()))
+        Gradient(
+            name=name,
+            norm=math.sqrt(float(numbers[0])) / loss_scale,
+            projections=tuple((numbers[1:] / loss_scale).tolist()),
+        )
         for name, numbers in whole.items()
     )
 

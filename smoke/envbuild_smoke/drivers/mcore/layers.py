@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
+    get_gpt_mtp_block_spec,
 )
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
+from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention, LatentAttention
 from envbuild_smoke.plan.models import Model
 
 
@@ -21,19 +24,61 @@ def gpt_layer_spec(
     config: TransformerConfig, model: Model, stage: "int | None"
 ) -> "ModuleSpec | TransformerBlockSubmodules":
     """Return the layers of a GPT."""
-    experts, grouped = None if model.moe is None else model.moe.num_experts, config.moe_grouped_gemm
     if model.layer_spec == "transformer-engine":
-        return get_gpt_layer_with_transformer_engine_spec(num_experts=experts, moe_grouped_gemm=grouped)
-    spec = get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=grouped, normalization=model.normalization)
-    norm = _norm(model)
-    spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
-    if config.context_parallel_size > 1:
-        attention = spec.submodules.self_attention
-        attention.submodules = replace(attention.submodules, core_attention=ContextParallelAttention)
+        if model.moe is not None and model.moe.first_dense_layers:
+            return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=stage)
+        return get_gpt_layer_with_transformer_engine_spec(**_parts(config, model, sparse=True))
+    first, norm = get_transformer_layer_offset(config, vp_stage=stage), _norm(model)
+    dense = 0 if model.moe is None else model.moe.first_dense_layers
     # Left to itself, the norm after the last layer is Transformer Engine's or Apex's where they are installed.
     return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=norm
+        layer_specs=[
+            _local_layer(config, model, sparse=index >= dense)
+            for index in range(first, first + get_num_layers_to_build(config, vp_stage=stage))
+        ],
+        layer_norm=norm,
     )
+
+
+def prediction_spec(
+    config: TransformerConfig, model: Model, layers: "ModuleSpec | TransformerBlockSubmodules", stage: "int | None"
+) -> Any:
+    """Return the layers of a GPT that predict further tokens; None on a stage without them."""
+    if model.architecture.mtp_num_layers is None:
+        return None
+    engine = model.layer_spec == "transformer-engine"
+    block = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=engine, vp_stage=stage)
+    if block is not None and not engine:
+        norm = _norm(model)
+        for layer in block.layer_specs:
+            layer.submodules = replace(layer.submodules, enorm=norm, hnorm=norm, layer_norm=norm)
+    return block
+
+
+def _parts(config: TransformerConfig, model: Model, *, sparse: bool) -> dict[str, Any]:
+    return {
+        "num_experts": model.moe.num_experts if model.moe is not None and sparse else None,
+        "moe_grouped_gemm": config.moe_grouped_gemm,
+        "qk_layernorm": config.qk_layernorm,
+        "multi_latent_attention": config.multi_latent_attention,
+    }
+
+
+def _local_layer(config: TransformerConfig, model: Model, *, sparse: bool) -> ModuleSpec:
+    """Return a layer of megatron-core's own, with torch's norms."""
+    spec = get_gpt_layer_local_spec(normalization=model.normalization, **_parts(config, model, sparse=sparse))
+    norm = _norm(model)
+    spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
+    attention = spec.submodules.self_attention
+    own: dict[str, Any] = {}
+    if model.mla is not None:
+        own = {"q_layernorm": norm, "kv_layernorm": norm, "core_attention": LatentAttention}
+    elif config.qk_layernorm:
+        own = {"q_layernorm": norm, "k_layernorm": norm}
+    if config.context_parallel_size > 1:
+        own["core_attention"] = ContextParallelAttention
+    attention.submodules = replace(attention.submodules, **own)
+    return spec
 
 
 def mamba_stack_spec(model: Model) -> ModuleSpec:

@@ -5,29 +5,35 @@ import importlib.util
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import TransformerConfig, multi_latent_attention
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 
-from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
+from envbuild_smoke.drivers.mcore.architecture import add_yarn, config_class, config_options, expert_parts, gpt_options
+from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec, prediction_spec
 from envbuild_smoke.drivers.parts import Options, parallel_sizes
-from envbuild_smoke.plan.axes import Fp8Recipe
+from envbuild_smoke.plan.axes import RECOMPUTED_ALONE, Fp8Recipe
 from envbuild_smoke.plan.models import Case, Model
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None
+# 0.16 takes Transformer Engine for installed where its own module of that name can be imported.
+if not isinstance(multi_latent_attention.TELinear, type):
+    multi_latent_attention.HAVE_TE = False
 
 
 def transformer_config(case: Case, model: Model, device: torch.device) -> TransformerConfig:
     """Return Megatron's configuration of the model in the case's layout.
 
-    A model with RMSNorm is built as Llama and Qwen are: rotary positions, a gated MLP with SiLU, no biases.
+    A model with RMSNorm is built as Llama and Qwen are: rotary positions, a gated MLP with SiLU, no biases; but for
+    what its architecture says.
     """
     layout, settings = case.layout, case.settings
-    dtype = torch.float32 if case.precision == "fp32" else torch.bfloat16
-    return TransformerConfig(
+    # Under fp8 weights are in bfloat16.
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
+    config = config_class(model)(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -35,6 +41,11 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         normalization=model.normalization,
         layernorm_epsilon=model.norm_epsilon,
         **parallel_sizes(layout),
+        num_layers_in_first_pipeline_stage=layout.num_layers_in_first_pipeline_stage,
+        num_layers_in_last_pipeline_stage=layout.num_layers_in_last_pipeline_stage,
+        account_for_embedding_in_pipeline_split=layout.account_for_embedding_in_pipeline_split,
+        account_for_loss_in_pipeline_split=layout.account_for_loss_in_pipeline_split,
+        pipeline_model_parallel_layout=layout.pipeline_model_parallel_layout,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=layout.sequence,
@@ -45,6 +56,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         batch_p2p_comm=settings.batch_p2p_comm,
         attention_backend=AttnBackend[settings.attention_backend],
         bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
         params_dtype=dtype,
         # The element type of what pipeline stages send each other; a receiver allocates by it.
         pipeline_dtype=dtype,
@@ -53,35 +65,23 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         deterministic_mode=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # These kernels come from Apex or nvFuser; the plain ones compute the same.
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
+        gradient_accumulation_fusion=settings.gradient_accumulation_fusion,
+        masked_softmax_fusion=settings.masked_softmax_fusion,
+        bias_activation_fusion=settings.bias_activation_fusion,
+        bias_dropout_fusion=settings.bias_dropout_fusion,
+        apply_rope_fusion=settings.apply_rope_fusion,
+        cross_entropy_loss_fusion=settings.cross_entropy_fusion != "none",
+        cross_entropy_fusion_impl="te" if settings.cross_entropy_fusion == "te" else "native",
+        # A kernel of Apex.
         persist_layer_norm=False,
-        **_mlp_options(model),
+        **config_options(model),
         **_expert_options(case, model, device),
         **_mamba_options(model),
         **recompute_options(case),
         **fp8_options(case, device),
     )
-
-
-def _mlp_options(model: Model) -> Options:
-    # Megatron's expert layer takes no bias.
-    options: Options = {
-        "add_bias_linear": not is_gated(model) and model.moe is None,
-        "add_qkv_bias": model.qkv_bias,
-    }
-    if is_gated(model):
-        options.update(gated_linear_unit=True, activation_func=torch.nn.functional.silu)
-    return options
-
-
-def is_gated(model: Model) -> bool:
-    """True for a model built as Llama and Qwen are."""
-    return model.kind == "gpt" and model.normalization == "RMSNorm"
+    add_yarn(config, model)
+    return config
 
 
 def _expert_options(case: Case, model: Model, device: torch.device) -> Options:
@@ -97,12 +97,12 @@ def _expert_options(case: Case, model: Model, device: torch.device) -> Options:
         "moe_aux_loss_coeff": model.moe.aux_loss_coeff,
         # None, and not 0, leaves it out.
         "moe_z_loss_coeff": model.moe.z_loss_coeff or None,
-        "moe_expert_capacity_factor": None,
         # The other one is what trains at scale, but it is made of CUDA streams.
         "moe_token_dispatcher_type": case.settings.moe_token_dispatcher_type
         or ("alltoall" if device.type == "cuda" else "allgather"),
         "moe_grouped_gemm": case.settings.moe_grouped_gemm,
         "moe_permute_fusion": False,
+        **expert_parts(model, model.moe),
         # A router with a single expert for each token would otherwise always answer 1 and learn nothing.
         "moe_router_pre_softmax": model.moe.router_topk == 1,
     }
@@ -125,8 +125,12 @@ def recompute_options(case: Case) -> Options:
     """Return TransformerConfig's options of activation recompute; none where the case keeps its activations."""
     if case.settings.recompute == "none":
         return {}
-    if case.settings.recompute == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    if case.settings.recompute in RECOMPUTED_ALONE:
+        module = case.settings.recompute
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": ["core_attn" if module == "selective" else module],
+        }
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -167,20 +171,22 @@ def build_chunks(config: TransformerConfig, case: Case, model: Model, device: to
         ends["parallel_output"] = case.settings.parallel_output
         make = _mamba_chunk if model.kind == "mamba-hybrid" else _gpt_chunk
         chunk = make(config, model, stage_or_none, ends).to(device)
-        chunks.append(Float16Module(config, chunk) if config.bf16 else chunk)
+        chunks.append(Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk)
     return chunks
 
 
 def _gpt_chunk(config: TransformerConfig, model: Model, stage: "int | None", ends: dict[str, bool]) -> torch.nn.Module:
+    layers = gpt_layer_spec(config, model, stage)
     return GPTModel(
         config=config,
-        transformer_layer_spec=gpt_layer_spec(config, model, stage),
+        transformer_layer_spec=layers,
+        mtp_block_spec=prediction_spec(config, model, layers, stage),
         vocab_size=model.vocabulary_size,
         max_sequence_length=model.sequence_length,
-        # Tied embeddings make first and last stage exchange gradients, one more thing to get right.
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="rope" if is_gated(model) else "learned_absolute",
         vp_stage=stage,
+        # Where a model does not say otherwise, embeddings are tied: first and last stage exchange gradients, one more
+        # thing to get right.
+        **gpt_options(model),
         **ends,
     )
 

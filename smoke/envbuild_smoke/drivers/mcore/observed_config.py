@@ -10,14 +10,14 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import Router
 
-from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention
+from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention, LatentAttention
 from envbuild_smoke.drivers.mcore.data import SamplesRead
 from envbuild_smoke.drivers.mcore.processes import attention_backends
 from envbuild_smoke.environment.libraries import mapped, merged
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.results import Observed
 
-_LOCAL_ATTENTION = (DotProductAttention, ContextParallelAttention)
+_LOCAL_ATTENTION = (DotProductAttention, LatentAttention, ContextParallelAttention)
 
 
 def observe(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: SamplesRead) -> Observed:
@@ -71,11 +71,14 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
             ("attention_dropout",),
         ),
         params_dtype=_types(p for chunk in chunks for p in chunk.parameters()),
-        gradients_dtype=_types(p.main_grad for chunk in chunks for p in chunk.parameters() if hasattr(p, "main_grad")),
+        gradients_dtype=_types(
+            buffer.grad_data for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers
+        ),
         main_weights_dtype=_narrowest(p for each in inner for group in each.param_groups for p in group["params"]),
+        loss_scale=max(float(one.get_loss_scale()) for one in inner),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
-        samples_digest=samples.digest(None if case.training.finetune != "none" else case.training.micro_batch_size),
+        samples_digest=samples.digest(case.training),
         libraries=mapped(),
         # Since the case began: what torch's allocator has given out. On the CPU it has no such number.
         peak_memory_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None,

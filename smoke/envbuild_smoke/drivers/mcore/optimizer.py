@@ -18,10 +18,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
 from envbuild_smoke.plan.models import Case
-
-# Some gradients are zero but for rounding: adding a constant to all keys changes no attention. Adam divides
-# a gradient by its own size, so with the usual 1e-8 such a bias walks off at random, on each layout elsewhere.
-ADAM_EPSILON = 1e-5
+from envbuild_smoke.plan.precision import INITIAL_LOSS_SCALE, LOSS_SCALE_WINDOW
 
 
 def build_optimizer(
@@ -34,9 +31,9 @@ def build_optimizer(
         wrapped = [
             DistributedDataParallel(
                 config=config,
-                # Gradients are summed in float32 whatever the precision, as Megatron's own scripts do.
                 ddp_config=DistributedDataParallelConfig(
-                    grad_reduce_in_fp32=True,
+                    grad_reduce_in_fp32=settings.grad_reduce_in_fp32,
+                    average_in_collective=settings.average_in_collective,
                     overlap_grad_reduce=settings.overlap_grad_reduce,
                     overlap_param_gather=settings.overlap_param_gather,
                     bucket_size=settings.bucket_size,
@@ -53,14 +50,21 @@ def build_optimizer(
         OptimizerConfig(
             optimizer="adam",
             lr=training.learning_rate,
-            min_lr=training.learning_rate,
+            min_lr=training.min_lr,
             # Of parameters that Megatron marks: the embedding and the output layer.
             decoupled_lr=training.decoupled_lr,
-            decoupled_min_lr=training.decoupled_lr,
+            decoupled_min_lr=None if training.decoupled_lr is None else training.min_lr,
             weight_decay=training.weight_decay,
-            adam_eps=ADAM_EPSILON,
+            adam_beta1=training.adam_beta1,
+            adam_beta2=training.adam_beta2,
+            adam_eps=training.adam_eps,
             clip_grad=training.clip_grad_norm,
             bf16=config.bf16,
+            fp16=config.fp16,
+            loss_scale=settings.loss_scale,
+            initial_loss_scale=INITIAL_LOSS_SCALE,
+            loss_scale_window=LOSS_SCALE_WINDOW,
+            use_precision_aware_optimizer=settings.use_precision_aware_optimizer,
             params_dtype=config.params_dtype,
             use_distributed_optimizer=sharded,
             overlap_param_gather=settings.overlap_param_gather,
@@ -99,22 +103,26 @@ def _each_or_only(functions: list[Callable[..., Any]]) -> "list[Callable[..., An
     return functions if len(functions) > 1 else functions[0]
 
 
-def constant_schedule(case: Case, optimizer: Any) -> OptimizerParamScheduler:
+def schedule(case: Case, optimizer: Any) -> OptimizerParamScheduler:
     """Return Megatron's scheduler: it gives each group of parameters its own learning rate and weight decay.
 
-    Without it every group would have those of the optimizer. Biases and norms have no weight decay.
+    Without it every group would have those of the optimizer. Biases and norms have no weight decay. It counts samples,
+    as Megatron-LM's does (training.py, get_optimizer_param_scheduler).
     """
     training = case.training
+    batch, first = training.global_batch_size, training.start_weight_decay
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=training.lr_warmup_init,
         max_lr=training.learning_rate,
-        min_lr=0.0,
-        lr_warmup_steps=0,
-        lr_decay_steps=training.steps * training.global_batch_size,
-        lr_decay_style="constant",
-        start_wd=training.weight_decay,
+        min_lr=training.min_lr,
+        lr_warmup_steps=training.lr_warmup_iters * batch,
+        lr_decay_steps=training.decay_steps * batch,
+        lr_decay_style=training.lr_decay_style,
+        start_wd=training.weight_decay if first is None else first,
         end_wd=training.weight_decay,
-        wd_incr_steps=training.steps * training.global_batch_size,
-        wd_incr_style="constant",
+        wd_incr_steps=training.steps * batch,
+        wd_incr_style=training.weight_decay_incr_style,
+        wsd_decay_steps=None if training.lr_wsd_decay_iters is None else training.lr_wsd_decay_iters * batch,
+        lr_wsd_decay_style=training.lr_wsd_decay_style,
     )

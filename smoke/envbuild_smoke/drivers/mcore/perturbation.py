@@ -13,8 +13,8 @@ from envbuild_smoke.plan.models import Case, Model
 from envbuild_smoke.reference.spread import unit_in_the_last_place
 from envbuild_smoke.results import Gradient, Perturbed, PerturbedStep, Step
 
-# Stored bits of the mantissa: IEEE 754 binary32, TF32, bfloat16, fp8 e4m3.
-_FP32, _TF32, _BF16, _FP8 = 23, 10, 7, 3
+# Stored bits of the mantissa: IEEE 754 binary32, TF32, binary16, bfloat16, fp8 e4m3.
+_FP32, _TF32, _FP16, _BF16, _FP8 = 23, 10, 10, 7, 3
 
 
 def mantissa_bits(case: Case, model: Model) -> int:
@@ -22,7 +22,7 @@ def mantissa_bits(case: Case, model: Model) -> int:
     if case.precision == "fp32":
         # Transformer Engine multiplies fp32 matrices in TF32, and so do Mamba's kernels, which are Triton's.
         return _FP32 if model.layer_spec == "local" and model.mamba is None else _TF32
-    return _BF16 if case.precision == "bf16" else _FP8
+    return {"bf16": _BF16, "fp16": _FP16}.get(case.precision, _FP8)
 
 
 def move_weights(module: torch.nn.Module, bits: int, seed: int) -> None:

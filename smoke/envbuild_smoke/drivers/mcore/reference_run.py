@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from envbuild_smoke.drivers.mcore.float32_parts import Float32Parts
-from envbuild_smoke.drivers.mcore.model import fp8_recipe, is_gated
-from envbuild_smoke.drivers.mcore.optimizer import ADAM_EPSILON
+from envbuild_smoke.drivers.mcore.model import fp8_recipe
+from envbuild_smoke.drivers.mcore.reference_config import model_config
 from envbuild_smoke.drivers.samples import (
     document_numbers,
     global_batch,
@@ -20,15 +20,9 @@ from envbuild_smoke.drivers.samples import (
     sample_digests,
 )
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.plan.precision import weights_dtype
 from envbuild_smoke.reference.compare import compare
-from envbuild_smoke.reference.config import (
-    ExpertsConfig,
-    MambaConfig,
-    ModelConfig,
-    NotComparedError,
-    OptimizerConfig,
-    Positions,
-)
+from envbuild_smoke.reference.config import NotComparedError, OptimizerConfig, ScheduleConfig
 from envbuild_smoke.reference.fp8 import Fp8
 from envbuild_smoke.reference.model import MicroBatch
 from envbuild_smoke.reference.names import reference_name
@@ -38,7 +32,8 @@ from envbuild_smoke.reference.training import Trained, train
 from envbuild_smoke.results import ReferenceComparison
 
 # The modules whose outputs are compared, where a model has them.
-_PARTS = r"\.(input_layernorm|self_attention\.(linear_qkv|core_attention)|pre_mlp_layernorm|mlp\.router|norm)"
+_OF_ATTENTION = r"self_attention\.(linear_qkv|[qk]_layernorm|core_attention)"
+_PARTS = rf"\.(input_layernorm|{_OF_ATTENTION}|pre_mlp_layernorm|mlp\.router|norm)"
 _ACTIVATIONS = re.compile(rf"embedding|decoder\.final_layernorm|decoder\.layers\.\d+({_PARTS})?")
 
 
@@ -55,7 +50,11 @@ class ReferenceRun:
         self._initial = self._parameters()
         self._trained = Trained()
         self._float32 = (
-            None if case.precision == "fp32" else Float32Parts(chunk, optimizer_config(case), lambda: self.watching)
+            None
+            if case.precision == "fp32"
+            else Float32Parts(
+                chunk, optimizer_config(case), lambda: self.watching, sums=case.settings.grad_reduce_in_fp32
+            )
         )
         self._hooks = [
             module.register_forward_hook(self._noting(name))
@@ -64,16 +63,18 @@ class ReferenceRun:
             if _ACTIVATIONS.fullmatch(name) and type(module).__name__ != "IdentityOp"
         ]
 
-    def gradients(self) -> None:
-        """Keep the gradients of the first step; later ones are those of the weights' updates alone."""
+    def gradients(self, loss_scale: float) -> None:
+        """Keep the gradients of the first step, of a loss that has this scale; later ones only move the weights."""
         if self._float32 is not None:
-            self._float32.gradients()
+            self._float32.gradients(loss_scale)
         if self._trained.gradients:
             return
         for hook in self._hooks:
             hook.remove()
         named = ((name, parameter.main_grad) for name, parameter in self._chunk.named_parameters())
-        self._trained.gradients.update((reference_name(name), gradient.detach().clone()) for name, gradient in named)
+        self._trained.gradients.update(
+            (reference_name(name), gradient.detach().double() / loss_scale) for name, gradient in named
+        )
 
     def result(self, read: Sequence[Sequence[bytes]]) -> ReferenceComparison:
         """Train the reference and return the comparison.
@@ -102,9 +103,9 @@ class ReferenceRun:
         return measure(*what, runs=self._case.perturbed_runs, rounding=self._rounding())
 
     def _rounding(self) -> Rounding:
-        if self._case.precision == "bf16":
-            return Rounding(torch.bfloat16)
-        return Fp8(fp8_recipe(self._case, next(self._chunk.parameters()).device))
+        if self._case.precision == "fp8":
+            return Fp8(fp8_recipe(self._case, next(self._chunk.parameters()).device))
+        return Rounding(getattr(torch, weights_dtype(self._case)))
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {reference_name(name): value.detach().clone() for name, value in self._chunk.named_parameters()}
@@ -149,49 +150,28 @@ class ReferenceRun:
             ]
 
 
-def model_config(model: Model) -> ModelConfig:
-    """Return what the plan's model is, for the reference; from the plan alone, not from what the library built."""
-    gated, mamba, moe = is_gated(model), model.mamba, model.moe
-    positions: Positions = "none" if mamba is not None else "rotary" if gated else "learned"
-    bias = not gated and moe is None
-    experts = None
-    if moe is not None:
-        kind, coefficient = moe.router_load_balancing_type, moe.aux_loss_coeff
-        experts = ExpertsConfig(
-            count=moe.num_experts,
-            top_k=moe.router_topk,
-            softmax_first=moe.router_topk == 1,
-            auxiliary=coefficient if kind == "aux_loss" else 0.0,
-            sequence_auxiliary=coefficient if kind == "seq_aux_loss" else 0.0,
-            z=moe.z_loss_coeff,
-        )
-    layers = None
-    if mamba is not None:
-        layers = MambaConfig(state_size=mamba.state_dim, head_size=mamba.head_dim, groups=mamba.num_groups)
-    return ModelConfig(
-        layers="T" * model.num_layers if mamba is None else mamba.hybrid_override_pattern,
-        hidden_size=model.hidden_size,
-        heads=model.num_attention_heads,
-        query_groups=model.num_query_groups,
-        normalization=model.normalization,
-        norm_epsilon=model.norm_epsilon,
-        positions=positions,
-        gated=gated,
-        bias=bias,
-        qkv_bias=bias or model.qkv_bias,
-        experts=experts,
-        mamba=layers,
-    )
-
-
 def optimizer_config(case: Case) -> OptimizerConfig:
     """Return how the plan's case trains, for the reference."""
     training = case.training
     return OptimizerConfig(
         learning_rate=training.learning_rate,
         embedding_learning_rate=training.decoupled_lr,
-        epsilon=ADAM_EPSILON,
+        beta1=training.adam_beta1,
+        beta2=training.adam_beta2,
+        epsilon=training.adam_eps,
         weight_decay=training.weight_decay,
         clip_norm=training.clip_grad_norm,
         per_token_loss=training.calculate_per_token_loss,
+        schedule=ScheduleConfig(
+            steps=training.steps,
+            style=training.lr_decay_style,
+            warmup=training.lr_warmup_iters,
+            first=training.lr_warmup_init,
+            decay=training.decay_steps,
+            least=training.min_lr,
+            wsd_decay=training.lr_wsd_decay_iters or 1,
+            wsd_style=training.lr_wsd_decay_style,
+            first_weight_decay=training.start_weight_decay,
+            weight_decay_style=training.weight_decay_incr_style,
+        ),
     )

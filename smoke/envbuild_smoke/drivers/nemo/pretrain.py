@@ -29,7 +29,7 @@ __all__ = ["compare_weights", "measure_bandwidth", "train"]
 
 
 def train(context: RankContext) -> None:
-    """Train the case of `context` with NeMo, reporting each step from the last pipeline stage.
+    """Train the part of a case with NeMo, reporting each step from the last pipeline stage.
 
     When it returns, nothing of the case is left in the process. Raises ValueError for a case that this driver does not
     train, and FloatingPointError at a step whose loss or gradients are not finite.
@@ -41,7 +41,7 @@ def train(context: RankContext) -> None:
 
 def _pretrain(context: RankContext, run: PartRun) -> None:
     # What it is called back by has the model in it: nothing here refers to it once pretrain has returned.
-    pretrain: Callable[[], Any] = recipe_of(context, run.part, [CaseCallback(run)])
+    pretrain: Callable[[], Any] = recipe_of(context, [CaseCallback(run)])
     pretrain()
 
 

@@ -22,7 +22,7 @@ from nemo.lightning.resume import AutoResume
 from envbuild_smoke.drivers.mcore.model import recompute_options
 from envbuild_smoke.drivers.nemo.data import RecordedMockData, RecordedText
 from envbuild_smoke.drivers.nemo.limits import gpus_of
-from envbuild_smoke.drivers.parts import Options, Part, refuse_unsupported
+from envbuild_smoke.drivers.parts import Options, refuse_unsupported
 from envbuild_smoke.drivers.recipe_options import overlap_options, precision_options, set_layout
 from envbuild_smoke.drivers.text import write_text
 from envbuild_smoke.plan.models import Case, Model
@@ -85,12 +85,12 @@ class RunnersRanks(ClusterEnvironment):  # type: ignore[misc]
         return 0
 
 
-def recipe_of(context: RankContext, part: Part, callbacks: "list[Any]") -> Callable[[], Any]:
+def recipe_of(context: RankContext, callbacks: "list[Any]") -> Callable[[], Any]:
     """Return the recipe's pretrain of a part of a case, ready to be called. `callbacks` follow those of the recipe.
 
     Raises ValueError where the case asks for what this driver does not set.
     """
-    case, model = part.case, context.model
+    case, model = context.case, context.model
     refuse_unsupported(case, model)
     recipe = getattr(llm, str(model.recipe)).pretrain_recipe(
         dir=str(context.out / "cases" / case.id / "nemo"), name=case.id, num_nodes=1, num_gpus_per_node=1
@@ -104,13 +104,13 @@ def recipe_of(context: RankContext, part: Part, callbacks: "list[Any]") -> Calla
         precision = "32" if case.precision == "fp32" else "bf16-mixed"
         options = {**precision_options(case, context), "grad_reduce_in_fp32": True}
         recipe.trainer.plugins = nemo_run.Config(MegatronMixedPrecision, precision=precision, **options)
-    _lay_out(recipe.trainer, context, part)
+    _lay_out(recipe.trainer, context)
     recipe.trainer.callbacks.extend(callbacks)
     # Nothing is logged to files, or saved but by the driver.
     recipe.log.tensorboard = recipe.log.ckpt = recipe.resume = None
-    recipe.trainer.max_steps = part.until
-    if part.resumes_from is not None:
-        recipe.resume = nemo_run.Config(AutoResume, resume_from_path=str(part.resumes_from))
+    recipe.trainer.max_steps = context.part.until
+    if context.resumes_from is not None:
+        recipe.resume = nemo_run.Config(AutoResume, resume_from_path=str(context.resumes_from))
         # AutoResume asks for one. It saves nothing.
         recipe.trainer.enable_checkpointing = True
         recipe.trainer.callbacks.append(nemo_run.Config(ModelCheckpoint, save_top_k=0))
@@ -189,8 +189,8 @@ def _cut_training(recipe: Any, case: Case) -> None:
         optimizer.bf16, optimizer.params_dtype = False, torch.float32
 
 
-def _lay_out(trainer: Any, context: RankContext, part: Part) -> None:
-    case, settings, strategy = part.case, part.case.settings, trainer.strategy
+def _lay_out(trainer: Any, context: RankContext) -> None:
+    case, settings, strategy = context.case, context.case.settings, trainer.strategy
     set_layout(strategy, case)
     strategy.use_gloo_process_groups = False
     strategy.ckpt_async_save = False

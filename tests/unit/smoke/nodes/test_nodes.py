@@ -16,7 +16,10 @@ import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 from unit.smoke.conftest import BASELINE, FAKE_COMMAND, two_ranks
 
-from envbuild_smoke.cli import LOST_HEAD
+from envbuild.core.digests import sha256_file
+from envbuild_smoke.cli import INTERRUPTED, LOST_HEAD
+from envbuild_smoke.plan.axes import Layout
+from envbuild_smoke.plan.json_reader import as_json
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -31,11 +34,18 @@ class Nodes:
 
     folder: Path
     environment: Mapping[str, str]
+    token: str = "token"
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, *cases: Document, count: int = 2, **changes: Any) -> None:
-        (self.folder / "plan.json").write_text(json.dumps({**plan_document(*cases), "nodes": count, **changes}))
-        token = self.folder / "token"
+        # As envbuild plans it: what is over all nodes runs once.
+        over_all = [max(case["nodes"], case["continue_nodes"] or 1) == count for case in cases]
+        homes = [{**case, "home_node": 0} if once else case for case, once in zip(cases, over_all, strict=True)]
+        (self.folder / "plan.json").write_text(json.dumps({**plan_document(*homes), "nodes": count, **changes}))
+        self.write_token()
+
+    def write_token(self) -> None:
+        token = self.folder / self.token
         token.write_text("0123456789abcdef" * 4)
         token.chmod(0o600)
 
@@ -48,7 +58,7 @@ class Nodes:
         environment: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        own = ["--nodes", str(nodes), "--node-rank", str(rank), "--head", "127.0.0.1:0", "--token-file", "token"]
+        own = ["--nodes", str(nodes), "--node-rank", str(rank), "--head", "127.0.0.1:0", "--token-file", self.token]
         command = [*before, *FAKE_COMMAND, "run", "--plan", "plan.json", "--out", out, *own, *words]
         process = subprocess.Popen(
             command,
@@ -61,10 +71,10 @@ class Nodes:
         self.started.append(process)
         return process
 
-    def run(self, *cases: Document, count: int = 2) -> None:
+    def run(self, *cases: Document, count: int = 2, environment: Mapping[str, str] | None = None) -> None:
         """Run cases on all nodes to their end."""
         self.write(*cases, count=count)
-        running = [self.start(rank, nodes=count) for rank in range(count)]
+        running = [self.start(rank, nodes=count, environment=environment) for rank in range(count)]
         ends = [process.communicate(timeout=120) for process in running]
         assert [process.returncode for process in running] == [0] * count, ends
 
@@ -87,16 +97,29 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         process.communicate()
 
 
-def test_all_nodes_run_the_cases_of_one_and_two_those_of_two(nodes: Nodes) -> None:
-    nodes.run(BASELINE, over("train-n2"), two_ranks("train-one"))
+def test_all_nodes_run_the_cases_of_one_but_those_at_home_on_one_and_two_those_of_two(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), two_ranks("train-one"), two_ranks("train-home", home_node=1))
     assert {key: (case["status"], case["nodes"]) for key, case in nodes.cases.items()} == {
         ("train-baseline", 1): ("completed", [0]),
         ("train-baseline", 2): ("completed", [1]),
         ("train-one", 1): ("completed", [0]),
         ("train-one", 2): ("completed", [1]),
+        ("train-home", 2): ("completed", [1]),
         ("train-n2", 1): ("completed", [0, 1]),
     }
     assert not list((nodes.folder / "out").glob(".canary*"))
+
+
+def test_resumed_case_goes_on_on_fewer_nodes_and_on_more(nodes: Nodes) -> None:
+    two = as_json(Layout(data=2))
+    fewer = {**case_document("train-fewer", "train-baseline", data=4), "nodes": 2, "continue_in": two}
+    more = two_ranks("train-more", continue_nodes=2)
+    nodes.run(BASELINE, {**fewer, "resume_at": 2, "continue_nodes": 1}, {**more, "resume_at": 2})
+    for name, parts in (("train-fewer", [(4, 2), (2, 2)]), ("train-more", [(2, 2), (2, 1)])):
+        case = nodes.cases[name, 1]
+        assert (case["status"], case["nodes"], len(case["steps"])) == ("completed", [0, 1], 5)
+        said = [line for line in (nodes.folder / "out" / case["logs"][1]).read_text().splitlines() if "hello" in line]
+        assert said == [f"hello from rank 1 of {size}, {here} here" for size, here in parts]
 
 
 def test_port_that_an_earlier_run_left_is_not_the_last_word(nodes: Nodes) -> None:
@@ -127,6 +150,16 @@ def test_results_have_what_runs_on_each_node_and_its_clock(nodes: Nodes) -> None
     # Of one machine.
     assert abs(other["clock_ahead_seconds"]) <= other["clock_error_seconds"] < 1
     assert other["free_bytes"] > 0
+
+
+def test_every_node_reads_its_gpus_when_no_rank_is_left(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), count=3)
+    # No GPU, no state.
+    assert nodes.lines[-1]["nodes"] == [{"node": node, "gpu_states": []} for node in (1, 2)]
+
+
+def test_no_node_is_silent_while_it_reads_what_runs_there(nodes: Nodes) -> None:
+    nodes.run(BASELINE, over("train-n2"), environment={"FAKE_STATE": "waits"})
 
 
 def test_a_lost_node_ends_its_cases_by_name_and_no_other(nodes: Nodes) -> None:
@@ -184,6 +217,33 @@ def test_nodes_that_do_not_belong_together(nodes: Nodes, change: str, expected: 
     assert expected in errors
     head.terminate()
     head.communicate(timeout=60)
+
+
+def test_a_run_that_was_started_again_elsewhere_ends_and_the_other_start_goes_on(nodes: Nodes) -> None:
+    """As where Slurm does not reach node 0: what runs there lives on."""
+    running = start_hanging(nodes)
+    (nodes.folder / nodes.token).unlink()
+    nodes.token = "another"
+    nodes.write_token()
+    again = [nodes.start(rank, "--resume", environment={"HANGS": "no"}) for rank in range(2)]
+    ends = [process.communicate(timeout=120) for process in (*running, *again)]
+    assert running[0].returncode == INTERRUPTED, ends
+    assert [process.returncode for process in again] == [0, 0], ends
+    assert nodes.cases["hangs-n2", 1]["status"] == "completed"
+
+
+def test_a_node_that_cannot_take_part_is_named_at_once(nodes: Nodes) -> None:
+    """It was started from another image; node 0 would wait a quarter of an hour for it."""
+    (nodes.folder / "image.sqsh").write_text("right")
+    (nodes.folder / "other.sqsh").write_text("wrong")
+    digest = sha256_file(nodes.folder / "image.sqsh")
+    nodes.write(BASELINE, over("train-n2"), subject={"form": "sqsh", "sqsh_digest": digest})
+    head, other = nodes.start(0, "--image", "image.sqsh"), nodes.start(1, "--image", "other.sqsh")
+    _, errors = head.communicate(timeout=120)
+    other.communicate(timeout=60)
+    assert (head.returncode, other.returncode) == (3, 2)
+    assert "this environment cannot run the plan: node 1: --image other.sqsh is sha256:" in errors
+    assert f"and the plan is for {digest}" in errors
 
 
 def test_a_results_folder_that_is_not_shared(nodes: Nodes) -> None:

@@ -1,0 +1,1 @@
+"""Which fields of the library's configuration a run's cases account for, and which of those a recipe sets."""

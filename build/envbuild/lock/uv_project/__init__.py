@@ -1,0 +1,1 @@
+"""Locks of uv projects: their uv.lock is the resolution."""
