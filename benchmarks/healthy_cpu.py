@@ -88,7 +88,7 @@ def _write(path: Path, matrix: str, rows: list[dict[str, Any]]) -> None:
     record = {
         "what": f"Healthy runs of {matrix} on the CPU, with instruction sets by setting: alarms, and the numbers of "
         "bf16 next to their bands.",
-        "command": f"python {' '.join(sys.argv)}",
+        "command": "python benchmarks/healthy_cpu.py --record RECORD",
         "commit": COMMIT,
         "machine": {"cpu": cpu.partition(":")[2].strip(), "cores": os.cpu_count()},
         "runs": rows,

@@ -4,7 +4,7 @@ Weights, what each operation gives, and the gradients of both are kept in that t
 float32 (Micikevicius et al. 2017, "Mixed Precision Training", arXiv 1710.03740, section 3.3), which is exact here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -33,9 +33,7 @@ class Rounding(TorchFunctionMode):  # type: ignore[misc]
         super().__exit__(*error)
         _entered.remove(self)
 
-    def __torch_function__(
-        self, function: Any, types: Iterable[type], arguments: Any = (), options: "Mapping[str, Any] | None" = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Iterable[type], arguments: Any = (), options: Any = None) -> Any:
         """Call a function of torch's, and round what it returns."""
         del types
         value = function(*arguments, **(options or {}))

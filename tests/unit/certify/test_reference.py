@@ -194,7 +194,8 @@ def test_bands_of_bf16_are_what_rounding_and_moved_weights_do():
     ],
 )
 def test_bands_that_were_not_measured_whole_are_none(changes, measured):
-    assert reference._is_measured(comparison(**changes)) is measured
+    case = typed(plan_of()).case(BASELINE)
+    assert reference._is_measured(case, comparison(**changes)) is measured
 
 
 @pytest.mark.parametrize(

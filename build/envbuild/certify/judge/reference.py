@@ -18,16 +18,15 @@ fp8                3.2e-4   1.2e-2     1.1e-1       1.7e-1     9.5e-2
 =================  =======  =========  ===========  =========  =======
 
 In bf16 and fp8 each tensor has a band of its own, and no other limit: the reference trains again with its values
-rounded, and with its weights moved by one unit in the last place of bf16, and so much rounding may do. Of final
-weights it is how far Adam goes where gradients are so far off: rounding decides the sign of a few elements, and with
-one of them a bias of 64 was off by 7.8e-2 on a CPU without AVX-512, healthy. What the library keeps in float32 is
-compared by itself (`Float32Part`): in all that follows from it, the rounding of the rest hides it.
+rounded, and with its weights moved by one unit in the last place of bf16, and so much rounding may do. Of final weights
+it is how far Adam goes where gradients are so far off: rounding decides the sign of a few elements, and with one of
+them a bias of 64 was off by 7.8e-2 on a CPU without AVX-512, healthy. What the library keeps in float32 is compared by
+itself (`Float32Part`): in all that follows from it, the rounding of the rest hides it.
 
-In fp32 a band is at least five times what was observed: other processors sum in other
-orders. Where
-scores of a router are closer than bf16 can tell, a token goes to another expert than in float64, which changes all that
-the two experts have of it. With Transformer Engine, and in the kernels of Mamba, fp32 matrices are multiplied in TF32;
-megatron-core 0.15 and 0.16 take its product for every router, where it is before 2.11.
+In fp32 a band is at least five times what was observed: other processors sum in other orders. Where scores of a router
+are closer than bf16 can tell, a token goes to another expert than in float64, which changes all that the two experts
+have of it. With Transformer Engine, and in the kernels of Mamba, fp32 matrices are multiplied in TF32; megatron-core
+0.15 and 0.16 take its product for every router, where it is before 2.11.
 """
 
 from __future__ import annotations

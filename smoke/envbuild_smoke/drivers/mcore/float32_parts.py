@@ -106,7 +106,7 @@ class Float32Parts:
 
         return keep
 
-    def _labels(self, _module: torch.nn.Module, _inputs: Any, options: dict[str, Any], output: Any) -> None:
+    def _labels(self, _module: torch.nn.Module, _inputs: Any, options: Any, output: Any) -> None:
         if self._watching() and "losses" not in self._loss.tensors:
             self._loss.tensors["labels"] = options["labels"].clone()
             self._loss.keep("losses", output)
