@@ -74,8 +74,10 @@ def _fields(section: str, config: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def _defaults(config: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(config):
-        made = field.default_factory is not dataclasses.MISSING
-        yield field.name, field.default_factory() if made else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            yield field.name, field.default_factory()
+        else:
+            yield field.name, field.default
 
 
 def _arguments(module: Any) -> Iterator[tuple[str, Any, Any]]:
