@@ -36,7 +36,9 @@ KNOWN = FieldKnowledge.model_validate(
     {
         "summary": "s", "evidence": "e", "without_effect": {"model.timers": "measures time", "model.loud": "logs"},
         "trials": {
-            "0.16.1": {"caught": {"model.moe_router_topk": "reference", "model.loud": "reference"}, "digits": []},
+            "0.16.1": {
+                "caught": {"model.moe_router_topk": "reference", "model.loud": "reference"}, "digits": ["model.timers"],
+            },
             "0.19.0": {"caught": {}, "digits": []},
         },
     }

@@ -84,7 +84,7 @@ def account_of(
     without = {
         name: reason
         for name, reason in known.without_effect.items()
-        if name in observed.defaults and name not in trials.caught
+        if name in observed.defaults and name in trials.digits
     }
     for name in observed.defaults:
         values = observed.all_values(name)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from envbuild.certify.fields.account import FieldAccount, is_number, same_value
 from envbuild.certify.fields.knowledge import SECTIONS, Converter, RecipeKnowledge, library_field
@@ -134,7 +134,7 @@ def _of_hub(recipes: RecipeKnowledge, file: Path | None) -> Iterator[tuple[str, 
     yield from ((name, None) for name in converter.computed)
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def _read(file: Path) -> Mapping[str, Json]:
     with machine_errors(file, "read"):
         data = file.read_bytes()
     try:
@@ -146,7 +146,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     return config
 
 
-def _converter(recipes: RecipeKnowledge, config: Mapping[str, Any], file: Path) -> Converter:
+def _converter(recipes: RecipeKnowledge, config: Mapping[str, Json], file: Path) -> Converter:
     architectures = config.get("architectures")
     named = architectures if isinstance(architectures, list) else []
     for architecture in named:
@@ -156,8 +156,8 @@ def _converter(recipes: RecipeKnowledge, config: Mapping[str, Any], file: Path) 
     raise _no_config(file, f"Its `architectures` are {json.dumps(named)}; Megatron-Bridge converts {known}.")
 
 
-def _value(config: Mapping[str, Any], key: str) -> str | None:
-    value: Any = config
+def _value(config: Mapping[str, Json], key: str) -> str | None:
+    value: object = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     if isinstance(value, str):
