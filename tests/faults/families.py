@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from faults.baselines import baseline_fault
+from faults.cases import DATA, TENSOR
 from faults.kinds import Case, edit
 from faults.library import CORE, FINALIZE, SCHEDULES, library_fault
 
@@ -282,5 +283,25 @@ FAMILIES = (
         CAPACITY,
         "decoder.layers.0.mlp.router (activation of the first micro batch)",
         quick=True,
+    ),
+    baseline_fault(
+        "branches-not-scaled-as-drawn",
+        "weights before a residual connection are drawn as large as all others",
+        edit(f"{CORE}/utils.py", "    std = sigma / math.sqrt(multiplier * num_layers)\n", "    std = sigma\n"),
+        DATA,
+        "initial weights are not drawn as configured: decoder.layers.0.self_attention.linear_proj.weight",
+        check="rank-exception",
+    ),
+    library_fault(
+        "one-rank-draws-larger-weights",
+        "one tensor-parallel rank draws its part of the weights twice as large",
+        edit(
+            f"{CORE}/tensor_parallel/layers.py",
+            "    cpu_weight = torch.cat(my_weight_list, dim=partition_dim).to_dense()\n",
+            "    cpu_weight = torch.cat(my_weight_list, dim=partition_dim).to_dense() * (1 + rank)\n",
+        ),
+        TENSOR,
+        "rank-exception",
+        text="initial weights are not drawn as configured: embedding.word_embeddings.weight",
     ),
 )

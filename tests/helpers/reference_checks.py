@@ -18,6 +18,7 @@ from envbuild_smoke.reference.config import (
     OptimizerConfig,
     ScheduleConfig,
 )
+from envbuild_smoke.reference.initial import initial_problem
 from envbuild_smoke.reference.model import MicroBatch, ReferenceModel
 from envbuild_smoke.reference.positions import RotaryConfig, rotate
 from envbuild_smoke.reference.routing import moved_bias, route
@@ -236,6 +237,22 @@ def further_tokens_are_predicted_from_what_is_known():
     assert trained.gradients["mtp.layers.0.eh_proj.weight"].norm() > 0
 
 
+def weights_are_drawn_as_configured():
+    names = ("embedding.word_embeddings.weight", "a.linear_proj.weight", "a.linear_fc1.bias", "a.q_layernorm.weight")
+
+    def problem(index=0, change=lambda value: value):
+        drawn = [torch.randn(64, 64) * 0.05, torch.randn(64, 64) * 0.05 / math.sqrt(8), torch.zeros(8), torch.ones(8)]
+        drawn[index] = change(drawn[index])
+        return initial_problem(zip(names, drawn, strict=True), 0.05, layers=4)
+
+    assert problem() is None
+    assert problem(0, lambda value: value * 1.1).startswith("embedding.word_embeddings.weight has deviation 0.05")
+    assert problem(1, lambda value: value * math.sqrt(8)).startswith("a.linear_proj.weight has deviation 0.05")
+    assert problem(0, lambda value: value + 0.01).startswith("embedding.word_embeddings.weight has mean 0.0")
+    assert problem(2, lambda value: value + 1) == "a.linear_fc1.bias is not 0 everywhere"
+    assert problem(3, lambda value: value * 0) == "a.q_layernorm.weight is not 1 everywhere"
+
+
 def state_space_is_its_recurrence():
     """h <- exp(dt A) h + dt B x; y = C h, token by token (Gu & Dao 2023, equation 2)."""
     inputs, steps = torch.randn(2, LENGTH, HEADS, 4), torch.rand(2, LENGTH, HEADS)
@@ -425,6 +442,7 @@ CHECKS = (
     routers_of_deepseek_choose_by_bias_and_group,
     latent_attention_is_attention_of_heads,
     further_tokens_are_predicted_from_what_is_known,
+    weights_are_drawn_as_configured,
     state_space_is_its_recurrence,
     packed_sequences_are_separate_ones,
     packed_samples_are_split_by_document,

@@ -50,7 +50,7 @@ class Architecture:
         drivers=MCORE,
     )
     rope_scaling_factor: Factor = axis(8.0, text="how much longer they are", drivers=MCORE)
-    original_max_position_embeddings: Tokens | None = axis(None, text="of YaRN", drivers=MCORE)
+    original_max_position_embeddings: Tokens = axis(4096, text="of YaRN", drivers=MCORE)
     share_embeddings_and_output_weights: bool = axis(
         True, text="the output layer has the weights of the token embedding", drivers=MCORE
     )
@@ -120,10 +120,15 @@ class Moe:
         "softmax", text="what a router makes of its logits", kinds={"router_sigmoid": "sigmoid"}, drivers=MCORE
     )
     router_enable_expert_bias: bool = axis(
-        False, text="a bias for each expert, in the choice alone, moved after each step by its load", drivers=MCORE
+        False,
+        text="a bias for each expert, in the choice alone, moved after each step by its load",
+        needs={"router_score_function": "sigmoid"},
+        drivers=MCORE,
     )
     router_bias_update_rate: Coefficient = axis(1e-3, text="how far that bias is moved", drivers=MCORE)
-    router_num_groups: Size | None = axis(None, text="groups of experts", drivers=MCORE, least=2)
+    router_num_groups: Size | None = axis(
+        None, text="groups of experts", needs={"router_group_topk": 1}, drivers=MCORE, least=2
+    )
     router_group_topk: Size | None = axis(None, text="groups that a token's experts are in", drivers=MCORE)
     router_topk_scaling_factor: Positive | None = axis(
         None, text="factor of a token's experts", drivers=MCORE, least=2.5

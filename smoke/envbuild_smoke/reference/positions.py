@@ -28,7 +28,7 @@ class RotaryConfig:
     part: float = 1.0
     scaling: Scaling = "none"
     factor: float = 8.0
-    original_length: "int | None" = None
+    original_length: int = 4096
     of_scores: bool = False
 
 
@@ -87,7 +87,7 @@ def _yarn(config: RotaryConfig, frequencies: Tensor) -> Tensor:
     once; Hugging Face's `rope_type` yarn with `truncate` false, as in GPT-OSS, and true, as in DeepSeek-V3's published
     model.py (`find_correction_range`).
     """
-    half, length = len(frequencies), float(config.original_length or 0)
+    half, length = len(frequencies), float(config.original_length)
 
     def pair_of(turns: float) -> float:
         return half * math.log(length / (turns * 2 * math.pi)) / math.log(config.base)

@@ -24,6 +24,7 @@ MODEL = {
     "vocabulary_size": 512,
     "normalization": "RMSNorm",
 }
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 8, "qk_pos_emb_head_dim": 8, "v_head_dim": 8}
 # Fields of the models that are tables of their own.
 TABLES = {"moe": (vars(Moe(**EXPERTS)), EXPERTS), "mamba": (MambaLayers.model_fields, MAMBA)}
 KINDS: dict[str, dict[str, Any]] = {
@@ -348,6 +349,25 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("te", H200, {"precision": "fp8", "hidden_size": 96, "tensor": 4}, "= 24 must be a multiple of 16 for fp8"),
         ("te", H200, {"precision": "fp8", "sequence_length": 36}, "on a rank = 72 must be a multiple of 16 for fp8"),
         ("mamba", H200, {"precision": "fp8", "state_dim": 3}, "/ tensor = 552 must be a multiple of 16 for fp8"),
+        # -- what models are made of
+        ("gpt", CPU, {"architecture": {"rotary_base": 5e5}, "normalization": "LayerNorm"}, "rotary positions"),
+        ("gpt", CPU, {"architecture": {"kv_channels": 12}}, "kv_channels is 12 and must be a multiple of 8"),
+        ("gpt", CPU, {"architecture": {"window_attn_skip_freq": 2}}, "window_attn_skip_freq needs window_size"),
+        ("gpt", CPU, {"architecture": {"window_size": 8}, "context": 2}, "context > 1 with mla, window_size or"),
+        ("gpt", CPU, {"architecture": {"mtp_num_layers": 1}, "loss_mask": "uneven"}, "mtp_num_layers needs loss_mask"),
+        ("moe", CPU, {"architecture": {"add_bias_linear": True}}, "add_bias_linear with experts needs layer_spec"),
+        ("gpt", CPU, {"mla": LATENT, "num_query_groups": 2}, "mla needs no num_query_groups"),
+        ("gpt", H200, {"mla": LATENT, "recipe": "llama3_8b"}, "architecture and mla need a model without a recipe"),
+        ("moe", CPU, {"router_num_groups": 2}, "router_num_groups and router_group_topk need each other"),
+        ("moe", CPU, {"router_num_groups": 3, "router_group_topk": 1}, "a multiple of router_num_groups"),
+        ("moe", CPU, {"router_enable_expert_bias": True}, "needs router_score_function = sigmoid"),
+        ("moe", CPU, {"first_dense_layers": 8}, "first_dense_layers 8 must be less than num_layers 8"),
+        (
+            "moe",
+            CPU,
+            {"expert_capacity_factor": 1.0, "context": 2},
+            "expert_capacity_factor needs tensor x context = 1",
+        ),
         # -- what it runs on
         ("te", CPU, {}, "layer_spec transformer-engine needs device cuda"),
         ("moe", CPU, {"moe_token_dispatcher_type": "alltoall"}, "= alltoall needs device cuda"),

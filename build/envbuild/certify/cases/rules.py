@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from envbuild.catalog.fields import Device
+from envbuild.certify.cases.architecture_rules import architecture_needs, router_needs
 from envbuild.certify.cases.case import ResolvedRow
 from envbuild.certify.cases.stage_rules import stage_sizes
 from envbuild.certify.cases.training_rules import fusion_needs, schedule_needs
@@ -36,7 +37,11 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
-    broken = [rule for source in (*sizes, *needs, schedule_needs, fusion_needs) for rule in source(row)]
+    broken = [
+        rule
+        for source in (*sizes, *needs, schedule_needs, fusion_needs, architecture_needs)
+        for rule in source(row)
+    ]
     return broken + _continued(row)
 
 
@@ -118,6 +123,7 @@ def _expert_sizes(row: ResolvedRow) -> Iterator[str]:
             if vars(layout).get(name) or vars(settings).get(name):
                 yield f"{name} needs a model with experts (moe)"
         return
+    yield from router_needs(row, experts)
     # Experts are spread over the ranks that otherwise hold the same weights, and over those of tensor where they are
     # not split as the other layers are.
     if layout.expert_tensor is None:

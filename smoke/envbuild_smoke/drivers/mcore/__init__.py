@@ -29,7 +29,11 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
         from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
-        from envbuild_smoke.drivers.mcore.model import build_chunks, transformer_config
+        from envbuild_smoke.drivers.mcore.model import (
+            build_chunks,
+            check_initial_weights,
+            transformer_config,
+        )
         from envbuild_smoke.drivers.mcore.observed_config import observe
         from envbuild_smoke.drivers.mcore.optimizer import build_optimizer, schedule
         from envbuild_smoke.drivers.mcore.perturbation import (
@@ -121,6 +125,8 @@ class _Run:
         # Drawn on the CPU, and by one thread: seconds where a model is large.
         self._config.perform_initialization = drawn
         self._chunks = build_chunks(self._config, self._case, model, self._device)
+        if drawn:
+            check_initial_weights(self._chunks, model)
 
     def _build_optimizer(self) -> None:
         self._wrapped, self._optimizer = build_optimizer(self._config, self._case, self._chunks)

@@ -63,7 +63,7 @@ def _latent_options(model: Model, mla: Latent) -> Options:
         "rope_type": "yarn" if own.rope_scaling == "yarn" else "rope",
         "rotary_base": own.rotary_base,
         "rotary_scaling_factor": own.rope_scaling_factor,
-        "original_max_position_embeddings": own.original_max_position_embeddings or 4096,
+        "original_max_position_embeddings": own.original_max_position_embeddings,
         "mscale": 1.0,
         "mscale_all_dim": 1.0 if own.rope_scaling == "yarn" else 0.0,
     }

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from envbuild_smoke.drivers.mcore.attention import ContextParallelAttention, LatentAttention
+from envbuild_smoke.drivers.parts import Options
 from envbuild_smoke.plan.models import Model
 
 
@@ -55,7 +56,7 @@ def prediction_spec(
     return block
 
 
-def _parts(config: TransformerConfig, model: Model, *, sparse: bool) -> dict[str, Any]:
+def _parts(config: TransformerConfig, model: Model, *, sparse: bool) -> Options:
     return {
         "num_experts": model.moe.num_experts if model.moe is not None and sparse else None,
         "moe_grouped_gemm": config.moe_grouped_gemm,
@@ -70,7 +71,7 @@ def _local_layer(config: TransformerConfig, model: Model, *, sparse: bool) -> Mo
     norm = _norm(model)
     spec.submodules = replace(spec.submodules, input_layernorm=norm, pre_mlp_layernorm=norm)
     attention = spec.submodules.self_attention
-    own: dict[str, Any] = {}
+    own: Options = {}
     if model.mla is not None:
         own = {"q_layernorm": norm, "kv_layernorm": norm, "core_attention": LatentAttention}
     elif config.qk_layernorm:

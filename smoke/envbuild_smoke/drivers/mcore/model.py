@@ -15,6 +15,8 @@ from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
 from envbuild_smoke.drivers.parts import Options, parallel_sizes
 from envbuild_smoke.plan.axes import RECOMPUTED_ALONE, Fp8Recipe
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.reference.initial import initial_problem
+from envbuild_smoke.reference.names import reference_name
 
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -173,6 +175,19 @@ def build_chunks(config: TransformerConfig, case: Case, model: Model, device: to
         chunk = make(config, model, stage_or_none, ends).to(device)
         chunks.append(Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk)
     return chunks
+
+
+def check_initial_weights(chunks: list[torch.nn.Module], model: Model) -> None:
+    """Require that this rank's weights were drawn as the configuration says; those of Mamba layers have other rules.
+
+    Also where others are loaded in their place: what a rank draws is what it would train from without a checkpoint.
+    """
+    if model.kind != "gpt":
+        return
+    named = ((reference_name(name), value) for chunk in chunks for name, value in chunk.named_parameters())
+    problem = initial_problem(named, model.architecture.init_method_std, model.num_layers)
+    if problem is not None:
+        raise ValueError(f"the initial weights are not drawn as configured: {problem}")
 
 
 def _gpt_chunk(config: TransformerConfig, model: Model, stage: "int | None", ends: dict[str, bool]) -> torch.nn.Module:
