@@ -1,4 +1,4 @@
-"""Faults of how gradients are reduced and scaled, and of what is fused or computed again."""
+"""Faults of how gradients are reduced and scaled, and of what is fused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from faults.cases import (
     AVERAGED_EXPERTS,
     FUSED_ACTIVATION,
     FUSED_LOSS,
-    RECOMPUTED_MLP,
     REDUCED_IN_FP32,
     SCALED,
     SCALED_AGAIN,
@@ -107,18 +106,6 @@ GRADIENTS = (
             "            softmax, torch.zeros_like(target_mask)\n        )\n",
         ),
         FUSED_LOSS,
-        "parity-grad-norm",
-    ),
-    library_fault(
-        "recomputed-module-cuts-its-input",
-        "an MLP that is computed again returns no gradient to what is before it",
-        edit(
-            f"{CORE}/transformer/transformer_layer.py",
-            "                    False,\n                    pre_mlp_layernorm_output,\n                )\n",
-            "                    False,\n"
-            "                    pre_mlp_layernorm_output.detach().requires_grad_(),\n                )\n",
-        ),
-        RECOMPUTED_MLP,
         "parity-grad-norm",
     ),
 )
