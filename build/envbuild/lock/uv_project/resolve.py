@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -32,6 +31,7 @@ from envbuild.lock.uv.resolution import Resolution
 from envbuild.lock.uv.torch_builds import PACKAGE_INDEX, PACKAGE_INDEX_BUILD, TorchSource
 from envbuild.lock.uv_lock import ResolvedPackage, UvLock
 from envbuild.lock.uv_project.exported import project_packages
+from envbuild.lock.uv_project.settings import UvTable
 from envbuild.lock.uv_project.tree import ProjectTree, project_tree
 from envbuild.lock.uv_project.wheels import OwnWheel, own_wheel
 
@@ -50,7 +50,7 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
     with context.reporter.step(f"read {UV_LOCK} of {tree.title}"):
         packages = project_packages(tree, base, context)
     settings = tree.settings
-    late: set[str] = {canonicalize_name(name) for name in settings.get("no-build-isolation-package", ())}
+    late: set[str] = {canonicalize_name(name) for name in settings.no_build_isolation_package}
     own = [own_wheel(package, tree, base.python.version, context) for package in packages.local]
     uv_lock = _with_wheels(packages.uv_lock, own)
     chosen = _Chooser(tree, late, context).chosen(uv_lock)
@@ -208,11 +208,9 @@ class _Chooser:
         )
 
 
-def _builds(
-    plan: LockPlan, resolution: Resolution, settings: Mapping[str, Any], context: LockContext
-) -> tuple[str, ...]:
+def _builds(plan: LockPlan, resolution: Resolution, settings: UvTable, context: LockContext) -> tuple[str, ...]:
     """What the isolated builds of the packages from git are held to: the project's own words, and what there is now."""
-    own = tuple(str(line) for line in settings.get("build-constraint-dependencies", ()) if isinstance(line, str))
+    own = settings.build_constraint_dependencies
     read = {
         name: component
         for name, component in plan.project.chosen.items()
@@ -237,14 +235,14 @@ def _overrides(uv_lock: UvLock) -> dict[str, tuple[str, ...]]:
     return by_name
 
 
-def _metadata(settings: Mapping[str, Any]) -> tuple[CompileMetadata, ...]:
+def _metadata(settings: UvTable) -> tuple[CompileMetadata, ...]:
     return tuple(
         CompileMetadata(
-            name=str(table["name"]),
-            version=str(table.get("version", "")),
-            requires_dist=tuple(table.get("requires-dist", ())),
-            requires_python=str(table.get("requires-python", "")),
-            provides_extra=tuple(table.get("provides-extra", ())),
+            name=stated.name,
+            version=stated.version,
+            requires_dist=stated.requires_dist,
+            requires_python=stated.requires_python,
+            provides_extra=stated.provides_extra,
         )
-        for table in settings.get("dependency-metadata", ())
+        for stated in settings.dependency_metadata
     )

@@ -6,18 +6,15 @@ import contextlib
 import io
 import tarfile
 import urllib.parse
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
 from envbuild.catalog.stack import UvProject
-from envbuild.core import tomlread
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import ConfigurationError, EnvbuildError
 from envbuild.core.files import machine_errors
@@ -28,6 +25,7 @@ from envbuild.lock.context import LockContext, RunContext
 from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
 from envbuild.lock.models import Lock, LockedProject
 from envbuild.lock.uv.program import run_uv
+from envbuild.lock.uv_project.settings import Pyproject, UvTable, parse_pyproject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,31 +50,29 @@ class ProjectTree:
     is_copy: bool = False
 
     @cached_property
-    def _pyproject(self) -> Mapping[str, Any]:
+    def _pyproject(self) -> Pyproject:
         file = self.folder / PROJECT_FILE
         with machine_errors(file, "read"):
             text = file.read_text()
         try:
-            return tomlread.loads(text)
-        except tomlread.TOMLDecodeError as error:
-            raise ConfigurationError(f"{file} is no TOML", why=str(error), fix="Correct it.") from error
+            return parse_pyproject(text)
+        except ValueError as error:
+            raise ConfigurationError(f"cannot understand {file}", why=str(error), fix="Correct it.") from error
 
     @property
     def name(self) -> str:
         """The project's name, as its pyproject.toml has it; that of its folder where it has none."""
-        table = tomlread.table_at(self._pyproject, "project")
-        return canonicalize_name(str(table.get("name") or self.folder.name))
+        return canonicalize_name(self._pyproject.project.name or self.folder.name)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> UvTable:
         """Its ``[tool.uv]``."""
-        return tomlread.table_at(self._pyproject, "tool", "uv")
+        return self._pyproject.tool.uv
 
     @property
     def indexes(self) -> dict[str, str]:
         """The addresses of its named indexes, but for the default one."""
-        tables = [table for table in self.settings.get("index", ()) if "name" in table and not table.get("default")]
-        return {str(table["name"]): str(table["url"]) for table in tables}
+        return {index.name: index.url for index in self.settings.index if index.name and not index.default}
 
     @property
     def title(self) -> str:
