@@ -38,9 +38,7 @@ def broken_rules(row: ResolvedRow) -> list[str]:
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
     needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
     broken = [
-        rule
-        for source in (*sizes, *needs, schedule_needs, fusion_needs, architecture_needs)
-        for rule in source(row)
+        rule for source in (*sizes, *needs, schedule_needs, fusion_needs, architecture_needs) for rule in source(row)
     ]
     return broken + _continued(row)
 
