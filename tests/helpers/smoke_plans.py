@@ -30,6 +30,7 @@ def case_document(case_id: str, baseline: str | None = None, *, overlap: bool = 
         compare_reference=False,
         perturbed_runs=0,
         time_limit_seconds=120,
+        home_node=None,
     )
     return as_json(case)
 

@@ -14,6 +14,7 @@ import pytest
 from helpers.smoke_plans import Document, case_document, plan_document, read_results
 
 from envbuild.certify.judge.reference import compare_reference
+from envbuild_smoke.plan.architecture import Moe
 from envbuild_smoke.plan.axes import Layout
 from envbuild_smoke.plan.json_reader import as_json, read_object
 from envbuild_smoke.plan.reader import parse_plan
@@ -24,7 +25,7 @@ BASELINE = "gpt-fp32-baseline"
 # Sizes that keep some twenty cases under a minute.
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "sequence_length": 32, "vocabulary_size": 256}
 GROUPED = {"num_query_groups": 2, "normalization": "RMSNorm"}
-MODELS = {"gpt": {}, "gqa": GROUPED, "moe": {**GROUPED, "moe": {"num_experts": 4, "router_topk": 2}}}
+MODELS = {"gpt": {}, "gqa": GROUPED, "moe": {**GROUPED, "moe": as_json(Moe(num_experts=4, router_topk=2))}}
 
 
 def case(name: str, *, baseline: str | None = "baseline", **values: Any) -> Document:

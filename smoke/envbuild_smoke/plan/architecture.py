@@ -112,7 +112,7 @@ class Moe:
     """
 
     num_experts: Experts
-    router_topk: Size
+    router_topk: Experts
     router_load_balancing_type: LoadBalancing = "none"
     aux_loss_coeff: Coefficient = 0.0
     z_loss_coeff: Coefficient = 0.0

@@ -121,7 +121,7 @@ class Case(CaseParts):
     compare_reference: bool
     time_limit_seconds: Positive
     perturbed_runs: Annotated[int, at_least(0)]
-    home_node: Annotated[int, at_least(0)] | None = None
+    home_node: Annotated[int, at_least(0)] | None
 
 
 @dataclass(frozen=True, kw_only=True)

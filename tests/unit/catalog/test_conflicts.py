@@ -83,6 +83,8 @@ LACKING = ["no-sinks-of-its-own"]
 ALL = sorted(set(SHIPPED) - {*CURED, *WITH_ENGINE, *OF_BRIDGE, *LACKING})
 LATER = sorted(set(ALL) - {"overlap-of-instances"})
 NOT_YET = ["learning-rates-after-loading", "sequence-loss-per-token"]
+# Trained from 0.15.3 on.
+FROM_0_15_3 = ["latent-key-in-tensor-parallel", "sinks-of-other-ranks"]
 NEWEST = [
     *("gathered-logits", "interleaved-batched-p2p", "latent-key-in-tensor-parallel", "loss-gradient-in-bf16"),
     *("masked-loss-in-contexts", "optimizer-state-in-buckets", "sinks-of-other-ranks"),
@@ -94,8 +96,8 @@ NEWEST = [
     [
         ("0.13.1", []),
         # Without the format of the optimizer's state that is wrong later.
-        ("0.14.0", sorted({*ALL, *CURED} - {*NOT_YET, "optimizer-state-in-buckets"})),
-        ("0.15.0", sorted({*ALL, *CURED} - set(NOT_YET))),
+        ("0.14.0", sorted({*ALL, *CURED, *LACKING} - {*NOT_YET, *FROM_0_15_3, "optimizer-state-in-buckets"})),
+        ("0.15.0", sorted({*ALL, *CURED} - {*NOT_YET, *FROM_0_15_3})),
         ("0.15.3", sorted({*ALL, *CURED} - set(NOT_YET))),
         ("0.16.0", ALL),
         ("0.16.1", ALL),

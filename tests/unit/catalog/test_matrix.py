@@ -33,7 +33,7 @@ def test_row_has_each_axis_of_the_table_once():
     [
         ("tensor = [2, 0]", "tensor[1]: input should be greater than or equal to 1; found 0"),
         ("tensor = []", "tensor: needs at least 1 item; has 0"),
-        ("precision = ['fp32', 'fp9']", "precision[1]: found 'fp9'; allowed: 'fp32', 'bf16' or 'fp8'"),
+        ("precision = ['fp32', 'fp9']", "precision[1]: found 'fp9'; allowed: 'fp32', 'bf16', 'fp16' or 'fp8'"),
         ("devices = []", "devices: needs at least 1 item; has 0"),
         ("sequences = true", "sequences: unknown key; did you mean 'sequence'?"),
     ],

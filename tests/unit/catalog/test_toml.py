@@ -53,7 +53,7 @@ def line_of(text: str, part: str) -> int:
          "cases[4].virtual_pipelines: unknown key; did you mean 'virtual_pipeline'? Allowed here: model, "),
         (Stack, STACK, 'driver = "mcore"', 'driver = "other"', "found 'other'; allowed: 'mcore'"),
         (Base, BASE, '"debian"', '"arch"', "distribution: found 'arch'; allowed: 'debian' or 'ubuntu'"),
-        (Matrix, MATRIX, "[tolerance.fp32]", "[tolerance.fp16]", "tolerance.fp16: found 'fp16'"),
+        (Matrix, MATRIX, "[tolerance.fp32]", "[tolerance.fp9]", "tolerance.fp9: found 'fp9'"),
         (Base, BASE, '"3.11"', '"3"', "python.version: found '3'; must match"),
         (Base, BASE, 'release = "12"', "release = 12", "valid string; found 12"),
         (Base, BASE, 'release = "12"', "release = 2026-01-01", "valid string"),

@@ -54,7 +54,8 @@ def test_plan_lists_the_packages_of_the_base():
 
 
 def test_drivers_are_those_that_smoke_has():
-    assert [driver.value for driver in Driver] == list(get_args(axes.Driver)) == list(drivers.MODULES)
+    training = [driver.value for driver in Driver if driver is not Driver.NONE]
+    assert training == list(get_args(axes.Driver)) == list(drivers.MODULES)
 
 
 def test_plan_of_a_case():

@@ -31,7 +31,7 @@ def test_the_script_is_the_only_thing_on_standard_output(project, capsys):
     assert f"#SBATCH --output={folder}/" in shown.out
     assert "#SBATCH --nodes=2\n" in shown.out
     image = f"{project}/shared/images/{DIGEST.removeprefix('sha256:')}.sqsh"
-    assert shown.out.count(image) == 2
+    assert shown.out.count(image) == 3
     assert image in shown.err
     assert "Copy" not in shown.err
 

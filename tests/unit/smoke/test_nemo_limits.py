@@ -12,6 +12,8 @@ from helpers.smoke_plans import case_document, plan_document
 
 from envbuild_smoke.drivers.nemo.limits import GRAD_NORM, LOSS, SECONDS, gpus_of, step_of
 from envbuild_smoke.drivers.parts import refuse_unsupported
+from envbuild_smoke.plan.architecture import Moe
+from envbuild_smoke.plan.json_reader import as_json
 from envbuild_smoke.plan.models import Plan
 from envbuild_smoke.plan.reader import parse_plan
 from envbuild_smoke.results import Step
@@ -49,7 +51,7 @@ def test_case_that_recipes_have_is_accepted():
     ("model", "part", "values", "named"),
     [
         ({"recipe": None}, "", {}, "model.recipe"),
-        ({"moe": {"num_experts": 4, "router_topk": 2}}, "", {}, "moe and mamba"),
+        ({"moe": as_json(Moe(num_experts=4, router_topk=2))}, "", {}, "moe and mamba"),
         ({}, "training", {"loss_mask": "uneven"}, "loss_mask"),
         ({}, "training", {"packed": True}, "packed"),
         ({}, "training", {"calculate_per_token_loss": True}, "calculate_per_token_loss"),

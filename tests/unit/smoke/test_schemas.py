@@ -10,7 +10,8 @@ from helpers.smoke_plans import Document
 from unit.smoke.conftest import Done
 
 from envbuild_smoke.plan import models
-from envbuild_smoke.plan.json_reader import read_object
+from envbuild_smoke.plan.architecture import Moe
+from envbuild_smoke.plan.json_reader import as_json, read_object
 from envbuild_smoke.plan.reader import parse_plan
 from envbuild_smoke.results import KINDS, Status
 
@@ -20,7 +21,11 @@ def everything(document: Document) -> Document:
     document.update(device="cuda", gpu={"sm": ["90"]})
     document["bandwidth"] = {"ranks": 2, "sizes_bytes": [1024], "floor_gigabytes_per_second": 1.5}
     mamba = {"hybrid_override_pattern": "M*-M", "state_dim": 16, "head_dim": 16, "num_groups": 1}
-    document["models"]["gpt"].update(moe={"num_experts": 4, "router_topk": 2}, mamba=mamba)
+    # Without what a document may lack.
+    losses = {"router_load_balancing_type", "aux_loss_coeff", "z_loss_coeff"}
+    experts = as_json(Moe(num_experts=4, router_topk=2))
+    moe = {name: value for name, value in experts.items() if name not in losses}
+    document["models"]["gpt"].update(moe=moe, mamba=mamba)
     document["cases"][1].update(resume_at=2, compare_weights=True)
     return document
 
