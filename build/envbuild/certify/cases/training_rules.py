@@ -44,5 +44,9 @@ def fusion_needs(row: ResolvedRow) -> Iterator[str]:
         yield "recompute = moe_act needs moe_grouped_gemm"
     if module == "mlp" and model.moe is not None:
         yield "recompute = mlp needs a model without experts"
+    if module == "mlp" and (not gated or model.architecture.add_bias_linear):
+        # The last bias is returned from the part that is recomputed, and becomes a result of it: no step ends, and
+        # memory grows (megatron-core 0.16.1, on CPUs and an H100).
+        yield "recompute = mlp needs linear layers without biases"
     if module in ("mla_up_proj", "shared_experts"):
         yield f"recompute = {module} needs a model that has it"
