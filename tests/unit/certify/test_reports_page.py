@@ -156,11 +156,11 @@ def test_many_lines_are_a_band_and_the_worst_have_their_names():
     words, legend, lines = charts[0]
     words = html.unescape(words)
     assert legend == [
-        "the other 50 cases: at most 1.2e-07",
+        "the other 49 cases: at most 1.2e-07",
         "pp2-resume2-in-tp2: at most 1.2e-07",
         "dp2-tp2-do-resume2-in-dp2: at most 1.0e-07",
     ]
-    assert words.startswith("how far the loss of every step of 52 cases is from the baseline's, relative; ")
+    assert words.startswith("how far the loss of every step of 51 cases is from the baseline's, relative; ")
     assert words.endswith("; ".join([*legend[1:], legend[0], "band 1e-05"]))
     assert [style for style, _ in lines] == ["band", "line-0", "line-1"]
     # No chart has more lines than styles that differ.
