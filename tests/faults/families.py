@@ -39,7 +39,6 @@ FAMILIES = (
         ),
         QWEN3,
         CONTEXT_OF_LAYER,
-        quick=True,
     ),
     baseline_fault(
         "keys-not-normalized",
@@ -72,7 +71,6 @@ FAMILIES = (
         edit(ROTARY, "        if rope_scaling:\n", "        if False:\n"),
         LLAMA3,
         CONTEXT_OF_LAYER,
-        quick=True,
     ),
     baseline_fault(
         "whole-heads-rotated",
@@ -102,7 +100,6 @@ FAMILIES = (
         ),
         GPT_OSS,
         CONTEXT_OF_LAYER,
-        quick=True,
     ),
     baseline_fault(
         "window-in-every-layer",
@@ -143,7 +140,6 @@ FAMILIES = (
         ),
         GPT_OSS,
         CONTEXT_OF_LAYER,
-        quick=True,
     ),
     baseline_fault(
         "gate-not-clamped",
@@ -173,7 +169,6 @@ FAMILIES = (
         ),
         DEEPSEEK,
         "step 2: loss of the reference",
-        quick=True,
     ),
     baseline_fault(
         "expert-bias-never-moved",
@@ -225,7 +220,6 @@ FAMILIES = (
         ),
         DEEPSEEK,
         "parity-loss",
-        quick=True,
     ),
     baseline_fault(
         "further-tokens-not-scaled",
@@ -237,7 +231,6 @@ FAMILIES = (
         ),
         DEEPSEEK,
         "(gradient of the first step)",
-        quick=True,
     ),
     library_fault(
         "further-tokens-for-each-micro-batch",
@@ -282,7 +275,6 @@ FAMILIES = (
         edit(ROUTING, "    if expert_capacity > num_tokens:\n", "    if True:\n"),
         CAPACITY,
         "decoder.layers.0.mlp.router (activation of the first micro batch)",
-        quick=True,
     ),
     baseline_fault(
         "branches-not-scaled-as-drawn",

@@ -39,7 +39,6 @@ GRADIENTS = (
         "gradients that are averaged in the collective are divided by the number of ranks before, too",
         f"{_EXPERTS}                gradient_scaling_factor = 1.0 / self.dp_cp_group.size()\n",
         AVERAGED,
-        quick=True,
     ),
     _factors(
         "experts-averaged-over-their-copies",
@@ -58,7 +57,6 @@ GRADIENTS = (
         REDUCED_IN_FP32,
         "observed",
         text="gradients_dtype",
-        quick=True,
     ),
     baseline_fault(
         "loss-scale-not-undone",
@@ -70,7 +68,6 @@ GRADIENTS = (
         ),
         SCALED,
         "grad_norm of the reference",
-        quick=True,
     ),
     library_fault(
         "loss-scale-forgotten",
@@ -94,7 +91,6 @@ GRADIENTS = (
         ),
         FUSED_ACTIVATION,
         "parity-grad-norm",
-        quick=True,
     ),
     library_fault(
         "fused-loss-without-the-mask",

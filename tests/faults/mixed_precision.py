@@ -24,7 +24,6 @@ MIXED_PRECISION = (
             "                    param.main_grad.copy_((param.main_grad + param.grad.data).to(param.dtype))\n",
         ),
         "accumulation in float32",
-        quick=True,
     ),
     mixed_fault(
         "softmax-in-bf16",
@@ -41,7 +40,6 @@ MIXED_PRECISION = (
             "vocab_parallel_logits = vocab_parallel_logits.clone()\n",
         ),
         "loss in float32",
-        quick=True,
     ),
     mixed_fault(
         "main-weights-in-bf16",

@@ -18,7 +18,6 @@ SCHEDULES = (
         edit(OPTIMIZERS, _BETAS, '                "betas": (config.adam_beta1, 0.999),\n'),
         SCHEDULED,
         "step 3: loss of the reference",
-        quick=True,
     ),
     baseline_fault(
         "betas-swapped",
@@ -57,7 +56,6 @@ SCHEDULES = (
         edit(SCHEDULER, "        min_lr = param_group.get('min_lr', self.min_lr)\n", "        min_lr = 0.0\n"),
         SCHEDULED,
         "of the reference",
-        quick=True,
     ),
     baseline_fault(
         "decay-from-the-first-step",
@@ -93,6 +91,5 @@ SCHEDULES = (
         ),
         SCHEDULED_AGAIN,
         "parity-loss",
-        quick=True,
     ),
 )

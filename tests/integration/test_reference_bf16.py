@@ -38,10 +38,8 @@ DIGEST = "sha256:" + "0" * 64
 def test_healthy_baseline_passes(stack_python: Path, tmp_path: Path, isa: str | None, capability: str | None) -> None:
     capabilities = Capabilities(device=Device.CPU)
     matrix = Catalog.open(data_root()).matrix("certify-full")
-    cases = tuple(
-        case for case in expand(matrix, "certify-full", capabilities) if case.is_baseline and case.precision == "bf16"
-    )
-    assert [case.id for case in cases] == [BASELINE]
+    cases = tuple(case for case in expand(matrix, "certify-full", capabilities) if case.id == BASELINE)
+    assert len(cases) == 1
     subject = Subject(
         name="x", stack="mcore", base="here", target="cpu", lock_digest=DIGEST, place=Placement.parse("venv")
     )

@@ -18,6 +18,7 @@ import torch
 from megatron.core import parallel_state, rerun_state_machine, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import random as parallel_random
+from megatron.core.transformer.moe import moe_utils
 
 from envbuild_smoke.drivers.parts import State, parallel_sizes
 from envbuild_smoke.plan.models import Case
@@ -25,8 +26,9 @@ from envbuild_smoke.rank_context import RankContext
 
 # Variables that megatron-core sets to choose an attention backend; it refuses to change one that is set.
 _ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-# The modules of megatron-core whose globals a case changes: process groups and sizes, and the tracker of random states.
-_STATEFUL = (parallel_state, parallel_random)
+# The modules of megatron-core whose globals a case changes: process groups and sizes, the tracker of random states, and
+# the losses of routers, for as many layers as the first model with experts had.
+_STATEFUL = (parallel_state, parallel_random, moe_utils)
 
 
 def _state(module: ModuleType) -> State:
