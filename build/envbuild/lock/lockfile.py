@@ -61,9 +61,12 @@ class LockDirectory:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where its named indexes were when it was made, by name: in the uv.lock next to it, which is not committed."""
+        """Where the named indexes of its uv project are, by name: in the uv.lock next to it, which is not committed.
+
+        A stack's indexes are where the site's configuration says, and nowhere else.
+        """
         path, indexes = self.path / UV_LOCK, self.lock.indexes
-        if not indexes or not path.is_file():
+        if self.lock.project is None or not indexes or not path.is_file():
             return {}
         with machine_errors(path, "read"), contextlib.suppress(ValueError):
             sources = {package.name: package.source for package in parse_uv_lock(path.read_text()).packages}
