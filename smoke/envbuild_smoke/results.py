@@ -238,10 +238,10 @@ class Observed:
     unlisted: tuple[Finding, ...] = ()
     hugging_face: HuggingFace | None = None
     peak_memory_bytes: Count | None = None
-    gradients_dtype: str | None = None
-    main_weights_dtype: str | None = None
-    loss_scale: float | None = None
-    configuration: Configuration | None = None
+    gradients_dtype: str | None = written(None)
+    main_weights_dtype: str | None = written(None)
+    loss_scale: float | None = written(None)
+    configuration: Configuration | None = written(None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,10 @@ def digests(result: dict[str, Any]) -> tuple[str, str]:
     return record["oci_digest"], record["sqsh"]["digest"]
 
 
+def image_layers(result: dict[str, Any]) -> dict[str, str]:
+    return {layer["name"]: layer["digest"] for layer in result["record"]["layers"]}
+
+
 @pytest.fixture
 def warm(image: dict[str, Any], mini_cache: Path, tmp_path: Path) -> Path:
     """A store of its own that has the session's bases and uv cache, and nothing else."""
@@ -105,6 +109,11 @@ def test_image_from_nothing_in_another_cache_has_the_same_digests(mini: Tool, im
     # Neither programs of the base's with root's rights nor its devices are in the store, at any moment.
     assert (seen.dangerous, seen.taken) == ([], [])
     assert result["built"] is True
+    if result["record"]["base_packages"] != image["record"]["base_packages"]:
+        # The distribution's mirror moved since the session's base was made: two of now are compared.
+        image = image_of(Tool(mini.project, tmp_path / "third"), out=str(tmp_path / "third-out"))
+    # By name first: a digest alone does not tell what differs.
+    assert image_layers(result) == image_layers(image)
     assert digests(result) == digests(image)
     first, second = Path(image["path"]), Path(result["path"])
     assert sha256_file(first / "image.sqsh") == sha256_file(second / "image.sqsh") == digests(image)[1]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.build_backend import BACKEND
 from helpers.lock_runs import ANY, OLD, error, lock_of, result
 from helpers.simple_index import SimpleIndex, simple_index
-from helpers.stack_files import BASE
+from helpers.stack_files import BASE, write_base
 from helpers.upstreams import PUBLIC
 from helpers.uv_projects import UvProject, dist_infos
 from helpers.wheels import make_wheel
@@ -78,6 +81,31 @@ def test_a_project_is_locked_installed_and_exported_as_its_uv_lock_says(own: Any
     assert {component["name"] for component in bom["components"]} == packages.keys()
     assert result(own.run(*LOCK, "--extra", "two", "--group", "test"))["built"] is False
     own.run("lock", "--check")
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_what_envbuild_writes_in_the_project_s_own_folder_is_no_part_of_the_project(
+    own: Any, app: UvProject, in_git: bool
+) -> None:
+    here = replace(own, project=app.folder)
+    write_base(app.folder)
+    # As setuptools does where several folders could be the package.
+    refusal = "\nimport os\nassert not {'lockfiles', 'out'} & {*os.listdir()} and not os.path.exists('envs/bases')\n"
+    app.write({"backend.py": BACKEND + refusal, "envs/training.py": "", "out/image": ""})
+    commit = app.locked() if in_git else app.uv("lock")
+    if not in_git:
+        shutil.rmtree(app.folder / ".git")
+    words = ("lock", "--project", ".", "--base", BASE, "--target", "cpu", "--json")
+    assert result(here.run(*words))["built"] is True
+    record = lock_of(here, "app").project
+    assert record is not None
+    assert (record.commit, record.dirty) == (commit or None, False)
+    assert result(here.run(*words))["built"] is False
+    if in_git:
+        app.commit()  # the lock itself
+    assert result(here.run(*words))["built"] is False
+    app.write({"envs/training.py": "steps = 1"})
+    assert result(here.run(*words))["built"] is in_git
 
 
 def test_a_uv_lock_that_is_older_than_its_pyproject_is_refused(own: Any, app: UvProject) -> None:

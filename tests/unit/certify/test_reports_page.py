@@ -158,7 +158,7 @@ def test_many_lines_are_a_band_and_the_worst_have_their_names():
     assert legend == [
         "the other 49 cases: at most 1.2e-07",
         "pp2-resume2-in-tp2: at most 1.2e-07",
-        "dp2-tp2-do-resume2-in-dp2: at most 1.0e-07",
+        "dp2-tp2-do-resume2-in-dp2: at most 1.2e-07",
     ]
     assert words.startswith("how far the loss of every step of 51 cases is from the baseline's, relative; ")
     assert words.endswith("; ".join([*legend[1:], legend[0], "band 1e-05"]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from envbuild.catalog.catalog import Selection
+from envbuild.catalog.models import KINDS
 from envbuild.catalog.stack import UvProject
 from envbuild.core.digests import sha256_file
 from envbuild.core.errors import ConfigurationError, EnvbuildError
@@ -22,10 +23,13 @@ from envbuild.core.process import answer, find_tool
 from envbuild.git.checkout import archive_of_commit
 from envbuild.git.refs import Commit, CommitKind, GitRef
 from envbuild.lock.context import LockContext, RunContext
-from envbuild.lock.lockfile import PROJECT_FILE, UV_LOCK
+from envbuild.lock.lockfile import LOCKFILES, PROJECT_FILE, UV_LOCK
 from envbuild.lock.models import Lock, LockedProject
 from envbuild.lock.uv.program import run_uv
 from envbuild.lock.uv_project.settings import Pyproject, UvTable, parse_pyproject
+
+# What envbuild writes where it works, which may be the project's own folder.
+_OURS = (*(f"envs/{kind}" for kind in KINDS), LOCKFILES, "out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +39,10 @@ class ProjectTree:
     Attributes:
         folder: of its pyproject.toml.
         top: of its repository; the project's own where it is in none.
-        commit: None where it is in no repository.
+        commit: the last that changed the project; None where it is in no repository.
         changed: files of the repository that are not as in the commit.
         git: the address of the repository; empty where it has none.
+        ours: where envbuild writes its definitions, locks and images: no part of the project.
         is_copy: the folder is a copy, which builds may write into.
     """
 
@@ -47,6 +52,7 @@ class ProjectTree:
     commit: Commit | None = None
     changed: tuple[str, ...] = ()
     git: str = ""
+    ours: tuple[Path, ...] = ()
     is_copy: bool = False
 
     @cached_property
@@ -104,9 +110,10 @@ def project_tree(definition: UvProject, above: Path, context: LockContext) -> Pr
         NetworkError: the repository cannot be reached.
         ResolutionError: it has no uv.lock, and does not resolve.
     """
-    tree = _of_folder(definition, (above / (definition.path or "")).resolve())
     if definition.git is not None and definition.ref is not None:
         tree = _of_repository(definition, definition.git, definition.ref, context)
+    else:
+        tree = _of_folder(definition, above)
     if not (tree.folder / PROJECT_FILE).is_file():
         raise ConfigurationError(
             f"{definition.git or tree.folder} is no uv project",
@@ -120,7 +127,7 @@ def project_tree(definition: UvProject, above: Path, context: LockContext) -> Pr
     if tree.is_copy:
         return tree
     context.reporter.note(f"note: uv wrote {tree.folder / UV_LOCK}: commit it, so that the next lock is the same")
-    return _of_folder(definition, tree.folder)
+    return _of_folder(definition, above)
 
 
 def moved_project(lock: Lock, selection: Selection, context: RunContext) -> str:
@@ -131,7 +138,7 @@ def moved_project(lock: Lock, selection: Selection, context: RunContext) -> str:
     if definition.git is not None and definition.ref is not None:
         now = context.repositories.open(definition.git).resolve(GitRef(definition.ref)).sha
         return "" if now == before.commit else f"{definition.ref} of the project moved to {now[:12]}"
-    tree = _of_folder(definition, (selection.folder / (definition.path or "")).resolve())
+    tree = _of_folder(definition, selection.folder)
     if not (tree.folder / UV_LOCK).is_file():
         return f"{tree.folder} has no {UV_LOCK}"
     if tree.changed or tree.record() != before:
@@ -159,14 +166,21 @@ def _without_user(address: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _of_folder(definition: UvProject, folder: Path) -> ProjectTree:
-    def git(*words: str) -> str:
+def _of_folder(definition: UvProject, above: Path) -> ProjectTree:
+    folder = (above / (definition.path or "")).resolve()
+    ours = tuple(above.resolve() / name for name in _OURS)
+
+    def git(*words: str | Path) -> str:
         return answer([find_tool("git", "git"), "-C", folder, *words], what=f"look at the repository of {folder}")
 
     try:
-        sha, stamp = git("show", "--no-patch", "--no-show-signature", "--format=%H %ct", "HEAD").split()[-2:]
+        top = Path(git("rev-parse", "--show-toplevel").strip())
+        # A lock that is committed next to the project would be old at once.
+        others = ["--", top, *(f":(exclude){path}" for path in ours if path.is_relative_to(top))]
+        last = git("log", "-1", "--no-show-signature", "--format=%H %ct", *others)
+        sha, stamp = (last or git("show", "--no-patch", "--no-show-signature", "--format=%H %ct", "HEAD")).split()[-2:]
     except EnvbuildError:  # in no repository
-        return ProjectTree(definition=definition, folder=folder, top=folder)
+        return ProjectTree(definition=definition, folder=folder, top=folder, ours=ours)
     committed_at = datetime.fromtimestamp(int(stamp), timezone.utc)
     address = ""
     with contextlib.suppress(EnvbuildError):
@@ -174,8 +188,9 @@ def _of_folder(definition: UvProject, folder: Path) -> ProjectTree:
     return ProjectTree(
         definition=definition,
         folder=folder,
-        top=Path(git("rev-parse", "--show-toplevel").strip()),
+        top=top,
         commit=Commit(sha=sha, committed_at=committed_at, kind=CommitKind.COMMIT, name=sha),
-        changed=tuple(line[3:] for line in git("status", "--porcelain").splitlines()),
+        changed=tuple(line[3:] for line in git("status", "--porcelain", *others).splitlines()),
         git=address,
+        ours=ours,
     )

@@ -136,9 +136,9 @@ def _copy(tree: ProjectTree, into: Path) -> None:
         return
     with machine_errors(into):
         if tree.commit is None:
-            shutil.copytree(tree.top, into, symlinks=True, ignore=shutil.ignore_patterns(".venv", "__pycache__"))
+            shutil.copytree(tree.top, into, symlinks=True, ignore=lambda folder, names: _left_out(tree, folder, names))
             return
-        for name in _files(tree.top):
+        for name in _files(tree):
             source, target = tree.top / name, into / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir() and not source.is_symlink():
@@ -147,7 +147,12 @@ def _copy(tree: ProjectTree, into: Path) -> None:
                 shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _files(top: Path) -> list[str]:
+def _left_out(tree: ProjectTree, folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in (".venv", "__pycache__") or Path(folder, name) in tree.ours]
+
+
+def _files(tree: ProjectTree) -> list[str]:
     words = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = answer([find_tool("git", "git"), "-C", top, *words], what=f"list the files of {top}")
-    return [name for name in listed.split("\0") if name]
+    listed = answer([find_tool("git", "git"), "-C", tree.top, *words], what=f"list the files of {tree.top}")
+    # setuptools refuses a project with several folders that could be its package, as envs/ could.
+    return [name for name in listed.split("\0") if name and not {*(tree.top / name).parents} & {*tree.ours}]

@@ -15,6 +15,7 @@ from envbuild_smoke.drivers.mcore.layers import gpt_layer_spec, mamba_stack_spec
 from envbuild_smoke.drivers.parts import Options, parallel_sizes
 from envbuild_smoke.plan.axes import RECOMPUTED_ALONE, Fp8Recipe
 from envbuild_smoke.plan.models import Case, Model
+from envbuild_smoke.plan.precision import weights_dtype
 from envbuild_smoke.reference.initial import initial_problem
 from envbuild_smoke.reference.names import reference_name
 
@@ -33,8 +34,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
     what its architecture says.
     """
     layout, settings = case.layout, case.settings
-    # Under fp8 weights are in bfloat16.
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
+    dtype = getattr(torch, weights_dtype(case))
     config = config_class(model)(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
