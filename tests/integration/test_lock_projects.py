@@ -117,6 +117,16 @@ def test_a_uv_lock_that_is_older_than_its_pyproject_is_refused(own: Any, app: Uv
     assert f"uv lock` in {app.folder}" in refused["fix"]
 
 
+def test_a_package_of_the_project_that_does_not_build_is_refused_with_the_command_to_try(
+    own: Any, app: UvProject
+) -> None:
+    app.locked()
+    app.write({"packages/member/backend.py": "raise RuntimeError('no compiler')"})
+    refused = json.loads(own.run(*LOCK, status=4).stdout)["error"]  # with the build's own traceback
+    assert "no compiler" in refused["why"]
+    assert refused["fix"] == f"Correct it: `uv build --wheel` in {app.folder}/packages/member must succeed."
+
+
 def test_extras_that_exclude_each_other_are_refused(own: Any, app: UvProject) -> None:
     app.locked()
     refused = error(own.run(*LOCK, "--extra", "one", "--extra", "two", status=3))

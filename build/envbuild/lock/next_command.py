@@ -53,6 +53,9 @@ def with_next_command(
         more: other options that were given and stay.
         good: the last good lock of the same name.
     """
+    # Another day or release changes nothing of what a project's own uv.lock says.
+    if selection.stack.project is not None and not isinstance(error, LockRefusedError):
+        return error
 
     def line(words: str, following: LockRequest | None) -> str:
         if following is None:

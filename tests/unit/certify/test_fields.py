@@ -140,13 +140,14 @@ def test_fields_from_a_hub_are_unknown_without_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{", "not valid JSON"), ("[]", "not a JSON object"), ("{}", "[]"),
+        (None, "no such file"), ("{", "not valid JSON"), ("[]", "not a JSON object"), ("{}", "[]"),
         ('{"architectures": "Llama"}', "[]"), ('{"architectures": ["Other"]}', '["Other"]'),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_config(tmp_path, content, why):
     path = tmp_path / "config.json"
-    path.write_text(content)
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(ConfigurationError) as caught:
         against(account(BASELINE), "hub_config", RECIPES, path)
     assert why in caught.value.why

@@ -136,6 +136,8 @@ def _of_hub(recipes: RecipeKnowledge, file: Path | None) -> Iterator[tuple[str, 
 
 def _read(file: Path) -> Mapping[str, Json]:
     with machine_errors(file, "read"):
+        if not file.is_file():
+            raise _no_config(file, "There is no such file.")
         data = file.read_bytes()
     try:
         config = jsonread.loads(data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from envbuild.core.digests import digest_of, sha256_file
-from envbuild.core.errors import ConfigurationError
+from envbuild.core.errors import ConfigurationError, ResolutionError
 from envbuild.core.files import machine_errors
 from envbuild.core.process import answer, find_tool
 from envbuild.lock.context import LockContext
@@ -109,7 +111,8 @@ def _build(
     indexes = named_indexes({name: url for name, url in context.site.indexes.items() if name in tree.indexes})
     mirrors = [word for index in indexes for word in ("--index", index.argument)]
     stamp = int(tree.commit.committed_at.timestamp()) if tree.commit else 0
-    with context.reporter.step(f"build {package.title} of the project"):
+    step = context.reporter.step(f"build {package.title} of the project")
+    with step, _own_build(tree, place):
         run_uv(
             ["build", "--wheel", "--out-dir", into, "--python", behind_a_shim(python) or python, *mirrors, sources],
             what=f"build {package.title} of {tree.title}",
@@ -119,6 +122,16 @@ def _build(
             # What zip files and compilers state as the time.
             variables={"SOURCE_DATE_EPOCH": str(stamp)} if stamp else {},
         )
+
+
+@contextlib.contextmanager
+def _own_build(tree: ProjectTree, place: Path) -> Iterator[None]:
+    try:
+        yield
+    except ResolutionError as error:
+        # What helps with other people's packages, another release or date, does not help with one's own.
+        where = f"{place.relative_to(tree.top)} of {tree.git}" if tree.is_copy else place
+        raise error.with_context(fix=f"Correct it: `uv build --wheel` in {where} must succeed.") from error
 
 
 def _refuse_elsewhere(package: ResolvedPackage, place: Path, tree: ProjectTree) -> None:
