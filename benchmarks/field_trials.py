@@ -107,8 +107,8 @@ def _train(plan: Plan, case: Case, field: str, value: Any, work: Path) -> dict[s
         _change(field, value)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         context = RankContext(
-            case=case, model=plan.models[case.model], device="cpu", out=work / "out", rank=0, host="127.0.0.1",
-            port=listener.getsockname()[1], world_size=1, listener=listener.detach(), send=send,
+            case=case, part=case.parts[0], model=plan.models[case.model], device="cpu", out=work / "out", rank=0,
+            host="127.0.0.1", port=listener.getsockname()[1], world_size=1, listener=listener.detach(), send=send,
         )  # fmt: skip
         mcore.train(context)
     return reports
@@ -132,6 +132,18 @@ def _change(field: str, value: Any) -> None:
         return original(*arguments, **{**options, name: value})
 
     setattr(owner, kind, changed)
+    if name in _OF_LAYERS:
+        layers = model.gpt_layer_spec
+        model.gpt_layer_spec = lambda config, built, stage: layers(config, _OF_LAYERS[name](built, value), stage)
+
+
+# Layers are chosen by these, which the configuration alone does not change.
+_OF_LAYERS = {
+    "normalization": lambda built, value: dataclasses.replace(built, normalization=value),
+    "num_moe_experts": lambda built, value: (
+        built if built.moe is None else dataclasses.replace(built, moe=dataclasses.replace(built.moe, num_experts=value))
+    ),
+}
 
 
 def changed_value(field: str, of_recipes: list[str], configured: Mapping[str, Any]) -> "tuple[Any] | None":

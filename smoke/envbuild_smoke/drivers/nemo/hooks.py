@@ -20,6 +20,10 @@ class CaseCallback(Callback):  # type: ignore[misc]
     def __init__(self, run: PartRun) -> None:
         self._run, self._context = run, run.context
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "CaseCallback":
+        # NeMo's Trainer copies what it is built with (IOMixin), and the connection to the runner cannot be copied.
+        return self
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Make Megatron's process groups: NeMo leaves them out where the ranks have met before (setup_distributed)."""
         init_model_parallel(pl_module)
