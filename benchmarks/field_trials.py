@@ -9,6 +9,7 @@ each trial is a line of `trials.jsonl`. The library is imported once, and each t
 import ast
 import dataclasses
 import enum
+import inspect
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild_smoke import cpu_shim
-from envbuild_smoke.plan.models import Case, Plan
+from envbuild_smoke.plan.models import Case, Model, Plan
 from envbuild_smoke.plan.reader import parse_plan
 from envbuild_smoke.rank_context import RankContext
 
@@ -47,6 +48,7 @@ def main() -> None:
     lines = path.read_text().splitlines() if path.exists() else []
     done = {(line["case"], line["field"]) for line in map(json.loads, lines)}
     with path.open("a") as out:
+        values: dict[str, set[str]] = {}
         for number, case in enumerate(plan.cases):
             healthy = run(plan, case, "", None, work)
             assert "error" not in healthy, healthy
@@ -57,7 +59,10 @@ def main() -> None:
                 configured["defaults"], key=lambda name: (first.index(name) if name in first else len(first), name)
             ):
                 # What the optimizer does, it does to every model; so do most fields, and each trial takes seconds.
-                if (case.id, field) in done or (number and not any(word in field for word in OF_EXPERTS)):
+                now = configured["values"].get(field, configured["defaults"][field])
+                tried = now in values.setdefault(field, set()) and not (number == 1 and _is_of_experts(field))
+                values[field].add(now)
+                if (case.id, field) in done or tried or not _is_built_with(field, plan.models[case.model]):
                     continue
                 changed = changed_value(field, wanted.get(field, []), configured)
                 if changed is None:
@@ -66,6 +71,10 @@ def main() -> None:
                 line = {"case": case.id, "field": field, "value": str(changed[0]), "reports": reports}
                 out.write(json.dumps(line) + "\n")
                 out.flush()
+
+
+def _is_of_experts(field: str) -> bool:
+    return any(word in field for word in OF_EXPERTS)
 
 
 def run(plan: Plan, case: Case, field: str, value: Any, work: Path) -> dict[str, Any]:
@@ -104,7 +113,7 @@ def _train(plan: Plan, case: Case, field: str, value: Any, work: Path) -> dict[s
                 reports[name] = content
 
     if field:
-        _change(field, value)
+        _change(field, value, plan.models[case.model])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         context = RankContext(
             case=case, part=case.parts[0], model=plan.models[case.model], device="cpu", out=work / "out", rank=0,
@@ -114,34 +123,54 @@ def _train(plan: Plan, case: Case, field: str, value: Any, work: Path) -> dict[s
     return reports
 
 
-def _change(field: str, value: Any) -> None:
+def _is_built_with(field: str, trained: Model) -> bool:
+    """Whether a model of this kind is built with the field at all."""
+    from envbuild_smoke.drivers.mcore import model
+    from envbuild_smoke.drivers.mcore.architecture import config_class
+
+    section, _, name = field.partition(".")
+    return section != "model" or name in {
+        *_names(config_class(trained)), *inspect.signature(model.GPTModel).parameters,
+    }  # fmt: skip
+
+
+def _change(field: str, value: Any, trained: Model) -> None:
     """Have the driver's configuration built with another value of a field."""
     from envbuild_smoke.drivers.mcore import config_fields, model, optimizer
+    from envbuild_smoke.drivers.mcore.architecture import config_class
 
     section, _, name = field.partition(".")
     owners = {"ddp": (optimizer, "DistributedDataParallelConfig"), "optimizer": (optimizer, "OptimizerConfig")}
-    owner, kind = owners.get(section, (model, "TransformerConfig"))
+    owner, kind = owners.get(section, (model, "GPTModel"))
     if section == "scheduler":
         owner, kind = optimizer, "OptimizerParamScheduler"
         name = {theirs: own for own, theirs in config_fields._OF_SCHEDULE.items()}[name]
-    elif section == "model" and name not in {each.name for each in dataclasses.fields(model.TransformerConfig)}:
-        kind = "GPTModel"
+    elif section == "model" and name in _names(config_class(trained)):
+        chosen = config_class(trained)
+        model.config_class = lambda _model: lambda **options: chosen(**{**options, name: value})
+        if name in _OF_LAYERS:
+            layers = model.gpt_layer_spec
+            model.gpt_layer_spec = lambda config, built, stage: layers(config, _OF_LAYERS[name](built, value), stage)
+        return
     original = getattr(owner, kind)
 
     def changed(*arguments: Any, **options: Any) -> Any:
         return original(*arguments, **{**options, name: value})
 
     setattr(owner, kind, changed)
-    if name in _OF_LAYERS:
-        layers = model.gpt_layer_spec
-        model.gpt_layer_spec = lambda config, built, stage: layers(config, _OF_LAYERS[name](built, value), stage)
+
+
+def _names(configuration: type) -> frozenset[str]:
+    return frozenset(each.name for each in dataclasses.fields(configuration))
 
 
 # Layers are chosen by these, which the configuration alone does not change.
 _OF_LAYERS = {
     "normalization": lambda built, value: dataclasses.replace(built, normalization=value),
     "num_moe_experts": lambda built, value: (
-        built if built.moe is None else dataclasses.replace(built, moe=dataclasses.replace(built.moe, num_experts=value))
+        built
+        if built.moe is None
+        else dataclasses.replace(built, moe=dataclasses.replace(built.moe, num_experts=value))
     ),
 }
 
@@ -158,13 +187,15 @@ def changed_value(field: str, of_recipes: list[str], configured: Mapping[str, An
 
 
 def _type_of(field: str) -> Any:
-    from envbuild_smoke.drivers.mcore import model, optimizer
+    from megatron.core.transformer import MLATransformerConfig
+
+    from envbuild_smoke.drivers.mcore import optimizer
 
     section, _, name = field.partition(".")
     classes = {
         "ddp": optimizer.DistributedDataParallelConfig,
         "optimizer": optimizer.OptimizerConfig,
-        "model": model.TransformerConfig,
+        "model": MLATransformerConfig,
     }
     for owner in classes[section].__mro__ if section in classes else ():
         if name in getattr(owner, "__annotations__", {}):
@@ -215,7 +246,7 @@ def _others(now: str, kind: Any) -> Iterator[tuple[Any]]:
     if isinstance(number, int):
         yield (number * 2 if number else 1,)
     elif isinstance(number, float):
-        yield (number * 1.5 if number else 0.1,)
+        yield (number / 2 if number else 0.1,)
     elif number is None:
         yield from ((value,) for each, value in ((bool, True), (int, 2), (float, 0.5)) if each in parts)
 

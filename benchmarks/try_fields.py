@@ -37,8 +37,17 @@ from envbuild_smoke.results import CaseLine
 
 FILE = ROOT / "envs" / "knowledge" / "fields.toml"
 MATRIX = "certify-full"
-# A model as Llama's, and one with experts. In fp32: in others rounding hides what is small.
-CASES = ("gqa-fp32-baseline", "moe-aux-fp32-baseline")
+# A model as Llama's and one with experts; of each later one what no earlier one has. In fp32: in others rounding hides
+# what is small.
+CASES = (
+    "gqa-fp32-baseline",
+    "moe-aux-fp32-baseline",
+    "gpt-fp32-baseline",
+    "llama3-fp32-baseline",
+    "qwen3-fp32-baseline",
+    "gpt-oss-fp32-baseline",
+    "deepseek-v3-fp32-baseline",
+)
 STEPS = 3
 # What is compared with the healthy run, digit for digit.
 DIGITS = ("steps", "gradients", "reference")
@@ -66,7 +75,9 @@ def main() -> None:
     write_atomic(given.record, _a_field_a_line(record))
     write_knowledge(record)
     results = [result for by_case in outcomes.values() for result in by_case.values()]
-    print(f"{given.release}: {len(outcomes)} fields, {len(results)} trials, {sum(map(is_same, results))} left every digit")
+    print(
+        f"{given.release}: {len(outcomes)} fields, {len(results)} trials, {sum(map(is_same, results))} left every digit"
+    )
 
 
 SAME = "every digit the same"

@@ -19,8 +19,13 @@ DOT_PRODUCT = f"{CORE}/transformer/dot_product_attention.py"
 MLP = f"{CORE}/transformer/mlp.py"
 ROUTING = f"{CORE}/transformer/moe/moe_utils.py"
 ROTARY = f"{CORE}/models/common/embeddings/rotary_pos_embedding.py"
-# There is another class with the same line.
-WHOLE_HEAD = "            {}\n        self.rotary_interleaved = rotary_interleaved\n\n        self.seq"
+# Multimodal positions have the same lines, after another argument.
+WHOLE_HEAD = (
+    "        use_cpu_initialization: bool = False,\n"
+    "        cp_group: Optional[torch.distributed.ProcessGroup] = None,\n"
+    "    ) -> None:\n        super().__init__()\n\n        dim = kv_channels\n"
+    "        if rotary_percent < 1.0:\n            {}\n"
+)
 YARN = f"{CORE}/models/common/embeddings/yarn_rotary_pos_embedding.py"
 GPT = f"{CORE}/models/gpt/gpt_model.py"
 LATENT = f"{CORE}/transformer/multi_latent_attention.py"

@@ -79,7 +79,7 @@ SCHEDULES = (
             "            coeff = incr_ratio\n",
         ),
         SCHEDULED,
-        "of the reference",
+        "from the reference",
     ),
     library_fault(
         "schedule-behind-after-resuming",

@@ -176,7 +176,7 @@ def _of_folder(definition: UvProject, above: Path) -> ProjectTree:
     try:
         top = Path(git("rev-parse", "--show-toplevel").strip())
         # A lock that is committed next to the project would be old at once.
-        others = ["--", top, *(f":(exclude){path}" for path in ours if path.is_relative_to(top))]
+        others: list[str | Path] = ["--", top, *(f":(exclude){path}" for path in ours if path.is_relative_to(top))]
         last = git("log", "-1", "--no-show-signature", "--format=%H %ct", *others)
         sha, stamp = (last or git("show", "--no-patch", "--no-show-signature", "--format=%H %ct", "HEAD")).split()[-2:]
     except EnvbuildError:  # in no repository
