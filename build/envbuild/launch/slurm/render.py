@@ -56,20 +56,14 @@ then
     # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
     {step} &
     step=$!
-    # After a cut of the network srun may wait for ever for a node's message; the run is over with its token's file.
-    (while [ -e "$token" ]; do sleep 5; done; sleep 60; kill -KILL "$step") >/dev/null 2>&1 &
-    watch=$!
     wait "$step"
     status=$?
     [ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
-    kill "$watch"
 else
     status={unusable}
     printf '{{"event": "exit", "node": 0, "status": %s}}\\n' "$status"
 fi
 {removal}
-# What follows is for the job's last start alone.
-for other in {tokens}*; do [ "$other" = "$token" ] || [ ! -e "$other" ] || exit "$status"; done
 # Preempted, its processes end politely, and Slurm would count the job as failed and not start it again.
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
