@@ -26,6 +26,8 @@ EXPERTS_OVERLAPPED = Case(kind="experts", row={"data": 4, "expert": 2, "global_b
 ROUTER_LOSSES_IN_STAGES = Case(kind="router-losses", row={"pipeline": 2})
 ROUTER_LOSSES_PER_TOKEN = Case(kind="router-losses", row={"data": 2, "calculate_per_token_loss": True})
 ROUTER_LOSSES = Case(kind="router-losses", row={"tensor": 2, "sequence": True})
+DOCUMENTS = Case(kind="documents", row={"data": 2})
+DOCUMENTS_RESUMED = Case(kind="documents", row={"data": 2, "resume_at": 2})
 CONTINUED = Case(row={"tensor": 2, "resume_at": 2, "continue_in": {"pipeline": 2}})
 # Learning rates of 3e-4, 1e-3 and 5.5e-4, and the least one, 1e-4.
 SCHEDULE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.axes import AXES
 from faults.baselines import BASELINES
 from faults.cases import DATA, OVER_NODES, PIPELINE
+from faults.documents import DATASETS
 from faults.families import FAMILIES
 from faults.gradients import GRADIENTS
 from faults.kinds import Corruption, Fault, Switch
@@ -221,7 +222,7 @@ RUNS = (
 )
 
 FAULTS = (
-    *(*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *FAMILIES),
+    *(*LIBRARY, *AXES, *BASELINES, *MIXED_PRECISION, *SCHEDULES, *GRADIENTS, *FAMILIES, *DATASETS),
     *(*PROCESS, *WHEELS, *RUNS),
 )
 

@@ -61,7 +61,17 @@ class Case:
     """The case in which a fault shows, as a row of a matrix has it; ``kind`` names a model of ``matrix.toml``."""
 
     kind: Literal[
-        "gpt", "engine", "norms", "llama3", "qwen3", "gpt-oss", "deepseek-v3", "capacity", "experts", "router-losses"
+        "gpt",
+        "engine",
+        "norms",
+        "llama3",
+        "qwen3",
+        "gpt-oss",
+        "deepseek-v3",
+        "capacity",
+        "documents",
+        "experts",
+        "router-losses",
     ] = "gpt"
     row: Mapping[str, object] = field(default_factory=dict)
 

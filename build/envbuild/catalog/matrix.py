@@ -136,7 +136,7 @@ class Matrix(TomlModel):
                 raise ValueError(f"models.{name}: kind mamba-hybrid needs a table mamba, and no other kind has one")
             if model.mamba is not None and model.moe is not None:
                 raise ValueError(f"models.{name}: a model of kind mamba-hybrid has no moe here")
-            if model.dataset == "text" and (model.recipe is None or model.vocabulary_size < TEXT_TOKENS):
-                needs = f"a recipe, and vocabulary_size of {TEXT_TOKENS} or more (bytes, and the end of a document)"
+            if model.dataset == "text" and model.recipe is not None and model.vocabulary_size < TEXT_TOKENS:
+                needs = f"vocabulary_size of {TEXT_TOKENS} or more (bytes, and the end of a document)"
                 raise ValueError(f"models.{name}: dataset text needs {needs}")
         return self

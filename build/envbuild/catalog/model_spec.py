@@ -52,7 +52,7 @@ class ModelSpec(TomlModel):
     )
     dataset: Dataset = Field(
         default="mock",
-        description="text: the runner's own, a token a byte, through Megatron-Core's datasets; with a recipe alone",
+        description="text: documents in files, by Megatron-Core's GPTDataset; a recipe's are a text, a token a byte",
     )
     moe: Annotated[Moe, TableOf()] | None = None
     mla: Annotated[Latent, TableOf()] | None = Field(default=None, description="attention of a model with RMSNorm")

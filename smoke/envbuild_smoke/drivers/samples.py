@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+import numpy
 import torch
 
 from envbuild_smoke.plan.axes import LossMask
@@ -23,6 +24,38 @@ def global_batch(seed: int, step: int, batch_size: int, sequence_length: int, vo
     generator = torch.Generator(device="cpu").manual_seed(seed * 1_000_003 + step)
     shape = (3, batch_size, sequence_length + 1)
     return torch.randint(vocabulary_size, shape, generator=generator).amin(dim=0)
+
+
+def documents(seed: int, samples: int, sequence_length: int, vocabulary_size: int) -> list[torch.Tensor]:
+    """Return documents that have enough tokens for so many samples, each ended by the vocabulary's last token.
+
+    They are shorter and longer than a sample, so that samples have several, or a part of one.
+    """
+    # Other seeds than those of the samples, masks and packed documents.
+    generator = torch.Generator(device="cpu").manual_seed(2**61 + seed)
+    end = torch.tensor([vocabulary_size - 1])
+    drawn: list[torch.Tensor] = []
+    while sum(map(len, drawn)) < samples * sequence_length + 1:
+        length = int(torch.randint(sequence_length // 4, 4 * sequence_length, (), generator=generator))
+        tokens = torch.randint(vocabulary_size - 1, (3, length), generator=generator).amin(dim=0)
+        drawn.append(torch.cat((tokens, end)))
+    return drawn
+
+
+def document_samples(seed: int, samples: int, sequence_length: int, vocabulary_size: int) -> torch.Tensor:
+    """Return what megatron-core's GPTDataset is to make of these documents, [samples, sequence + 1], in its order.
+
+    Documents in shuffled order are one stream, a sample begins at each multiple of the sequence length, and these are
+    shuffled by the same generator (megatron/core/datasets/gpt_dataset.py, _build_document_sample_shuffle_indices).
+    """
+    drawn = documents(seed, samples, sequence_length, vocabulary_size)
+    generator = numpy.random.RandomState(seed)
+    order = numpy.arange(len(drawn), dtype=numpy.int32)
+    generator.shuffle(order)
+    stream = torch.cat([drawn[index] for index in order])
+    starts = numpy.arange((len(stream) - 1) // sequence_length, dtype=numpy.uint32)
+    generator.shuffle(starts)
+    return torch.stack([stream[start : start + sequence_length + 1] for start in starts[:samples] * sequence_length])
 
 
 def loss_masks(seed: int, step: int, batch_size: int, sequence_length: int, kind: LossMask) -> torch.Tensor:

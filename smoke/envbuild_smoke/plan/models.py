@@ -59,7 +59,8 @@ class Model:
 
     `num_query_groups` equals `num_attention_heads` when attention is not grouped. `moe` is None in a model
     without experts, `mamba` is None in every model but those of kind mamba-hybrid. `recipe` is NeMo's
-    or Megatron-Bridge's, cut down to these sizes, and None with driver mcore; `dataset` is a recipe's.
+    or Megatron-Bridge's, cut down to these sizes, and None with driver mcore. With `dataset` text
+    samples are read from files.
     """
 
     kind: Kind

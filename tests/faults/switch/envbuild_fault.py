@@ -300,6 +300,17 @@ def _samples(original):
     return global_batch
 
 
+@replaces("envbuild_smoke.drivers.mcore.documents", "DocumentSamples.batch")
+def _batch(original):
+    def batch(self, step):
+        if in_force("documents-read-again-after-resuming"):
+            self.first = getattr(self, "first", step)
+            step = step - self.first + 1
+        return original(self, step)
+
+    return batch
+
+
 @replaces("envbuild_smoke.drivers.mcore.first_collective", "FirstCollective.begin")
 def _compute(original):
     def begin(self):

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.compare_weights import check_saved_weights, compare_weights
         from envbuild_smoke.drivers.mcore.config_fields import configuration
         from envbuild_smoke.drivers.mcore.data import SamplesRead, forward_step, global_loss, own_batches
+        from envbuild_smoke.drivers.mcore.documents import DocumentSamples
         from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
         from envbuild_smoke.drivers.mcore.model import (
@@ -110,6 +111,9 @@ class _Run:
         self._case = context.case
         self._device = device
         self._samples = SamplesRead(handed_over(context).samples)
+        folder = context.out / "cases" / self._case.id / "documents"
+        of_documents = context.model.dataset == "text"
+        self._documents = DocumentSamples(self._case, context.model, folder) if of_documents else None
         self._first_collective = FirstCollective(device)
         self._reference: ReferenceRun | None = None
         # Of a baseline that is trained again: its weights before the first step.
@@ -221,9 +225,10 @@ class _Run:
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        # Every rank draws the whole batch and takes its part: no samples have to be sent.
-        shape = (training.global_batch_size, model.sequence_length)
-        samples = global_batch(training.seed, step, *shape, model.vocabulary_size)
+        # Every rank has the whole batch and takes its part: no samples have to be sent.
+        shape = (training.global_batch_size, model.sequence_length, model.vocabulary_size)
+        own = self._documents
+        samples = global_batch(training.seed, step, *shape) if own is None else own.batch(step)
         self._samples.start_step()
         # Each virtual stage walks the micro batches on its own; what they are is noted once.
         iterators = [
@@ -296,4 +301,4 @@ class _Run:
         empty: list[Any] = []
         # The configuration refers to the optimizer, and the optimizer to the model.
         self._chunks, self._wrapped, self._optimizer, self._config = empty, empty, None, None
-        self._schedule, self._reference = None, None
+        self._schedule, self._reference, self._documents = None, None, None

@@ -13,6 +13,7 @@ from envbuild_smoke.drivers.mcore.model import fp8_recipe
 from envbuild_smoke.drivers.mcore.reference_config import model_config
 from envbuild_smoke.drivers.samples import (
     document_numbers,
+    document_samples,
     global_batch,
     loss_masks,
     order_problem,
@@ -125,9 +126,12 @@ class ReferenceRun:
 
     def _samples(self) -> Iterator[torch.Tensor]:
         training, model = self._case.training, self._model
+        size, shape = training.global_batch_size, (model.sequence_length, model.vocabulary_size)
+        if model.dataset == "text":
+            yield from document_samples(training.seed, training.steps * size, *shape).split(size)
+            return
         for step in range(1, training.steps + 1):
-            size = training.global_batch_size
-            yield global_batch(training.seed, step, size, model.sequence_length, model.vocabulary_size)
+            yield global_batch(training.seed, step, size, *shape)
 
     def _micro_batches(self) -> Iterator[list[MicroBatch]]:
         device, training = next(self._chunk.parameters()).device, self._case.training
