@@ -70,14 +70,20 @@ def test_a_job_is_submitted_with_the_sites_own_path(server: SshServer) -> None:
     assert (server.folder.parent / "home/script").read_text() == "#!/bin/bash\nsrun x\n"
 
 
-def test_a_folder_goes_there_and_its_results_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("login", [None, HOST])
+def test_a_folder_goes_there_and_its_results_come_back(tmp_path: Path, login: str | None) -> None:
     plan = tmp_path / "plan"
     (plan / "results").mkdir(parents=True)
     (plan / "plan.json").write_text("{}")
     (plan / "a file's name").write_bytes(bytes(range(256)) * 100)
-    folder = RunFolder(path=f"{tmp_path}/there/run", login=HOST)
+    folder = RunFolder(path=f"{tmp_path}/there/run", login=login)
+    # A copy that was interrupted.
+    (tmp_path / "there/run.partial/half").mkdir(parents=True)
     assert not folder.exists()
+    folder.bring_back(tmp_path / "early")
     folder.put(plan)
+    assert sorted(os.listdir(folder.path)) == ["a file's name", "plan.json", "results"]
+    assert os.listdir(tmp_path / "there") == ["run"]
     assert folder.exists()
     there = Path(folder.path)
     assert (there / "a file's name").read_bytes() == (plan / "a file's name").read_bytes()
@@ -85,7 +91,7 @@ def test_a_folder_goes_there_and_its_results_come_back(tmp_path: Path) -> None:
         folder.put(plan)
     # What has not been written yet does not matter.
     folder.bring_back(tmp_path / "early")
-    assert [path.name for path in (tmp_path / "early").iterdir()] == ["plan.json"]
+    assert not list((tmp_path / "early").iterdir())
     (there / "results/cases/one").mkdir(parents=True)
     (there / "results/cases/one/rank0.log").write_bytes(b"\xff\0log")
     (there / "results/results.jsonl").write_text("lines\n")
@@ -99,13 +105,18 @@ def test_a_folder_goes_there_and_its_results_come_back(tmp_path: Path) -> None:
     assert not there.exists()
 
 
-def test_a_link_in_what_comes_back_leads_nowhere_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("login", [None, HOST])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_does_not_come_back(tmp_path: Path, login: str | None, kind: str) -> None:
     there = tmp_path / "there"
     (there / "results/cases").mkdir(parents=True)
-    (there / "results/cases/link").symlink_to("/etc/passwd")
+    if kind == "link":
+        (there / "results/cases/one").symlink_to("/etc/passwd")
+    else:
+        os.mkfifo(there / "results/cases/one")
     with pytest.raises(MachineError) as caught:
-        RunFolder(path=str(there), login=HOST).bring_back(tmp_path / "back")
-    assert "link" in caught.value.why
+        RunFolder(path=str(there), login=login).bring_back(tmp_path / "back")
+    assert "'results/cases/one' is no file, or would be elsewhere" in caught.value.why
 
 
 def test_an_image_is_copied_once_and_its_digest_checked(tmp_path: Path) -> None:

@@ -119,3 +119,21 @@ def test_a_job_that_is_submitted_from_a_job_has_nothing_of_it(
     wait_until(lambda: (state := commands.states([number]).get(number)) is None or state.ended)
     log = (tmp_path / f"run/slurm-{number}.log").read_text()
     assert (tmp_path / "words-1").exists(), log
+
+
+def test_the_clusters_file_wins_over_variables_of_the_users_shell(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = job(tmp_path)
+    of_the_user = {"SBATCH_PARTITION": "all", "SBATCH_JOB_NAME": "mine", "SBATCH_TIMELIMIT": "1", "SBATCH_ACCOUNT": "w"}
+    for name, value in {**cluster.environment, **of_the_user}.items():
+        monkeypatch.setenv(name, value)
+    commands = SlurmCommands()
+    number = commands.submit(render_sbatch(wanted))
+    assert commands.named(wanted.name) == number
+    shown = cluster.run("scontrol", "show", "job", number, cwd=tmp_path).stdout
+    assert wanted.slurm.time_limit_minutes < 60
+    limit = f"TimeLimit=00:{wanted.slurm.time_limit_minutes:02}:00"
+    for part in ("Partition=urgent", limit, "Comment=a comment", "Account=w"):
+        assert part in shown
+    commands.cancel(number)

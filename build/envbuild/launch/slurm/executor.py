@@ -74,7 +74,7 @@ class SlurmExecutor:
         """Whether a job of this run is alive, or has ended with results that nobody has judged yet.
 
         Raises:
-            ConfigurationError: the job that is to be judged is not this run's.
+            ConfigurationError: the job that is to be judged is not this run's; the run's job is on another cluster.
             MachineError: Slurm does not answer.
         """
         record = self._latest_record()
@@ -90,12 +90,11 @@ class SlurmExecutor:
             return False
         if wanted is not None or self._is_alive(record):
             return True
-        results = self.folder / RESULTS / RESULTS_FILE
         # Whole before they are brought back: they were judged.
-        if is_whole(results):
+        if is_whole(self._results):
             return False
         self._folder_of(record).bring_back(self.folder)
-        return is_whole(results)
+        return is_whole(self._results)
 
     def run(self, task: Task) -> Finished:
         """Follow the run's job, or submit one, and bring back what it left.
@@ -161,6 +160,12 @@ class SlurmExecutor:
     def _latest_record(self) -> JobRecord | None:
         """The record of the run's last job; of one whose submitter was killed before it could write it, by its name."""
         record, plan = read_record(self.folder), self.folder / PLAN
+        if record is not None and record.cluster != self.where.name and not is_whole(self._results):
+            raise ConfigurationError(
+                f"the run in {self.folder} is job {record.job} on {record.cluster}, not on {self.where.name}",
+                why="It has not been judged, and may be running.",
+                fix=f"Follow it with --on {record.cluster}; or cancel it there, and remove {self.folder}.",
+            )
         if not plan.is_file() or (record is not None and self._is_alive(record)):
             return record
         nonce = _nonce_of(plan)
@@ -171,6 +176,10 @@ class SlurmExecutor:
         record = JobRecord(job=job, cluster=self.where.name, folder=folder, nonce=nonce)
         write_record(record, self.folder)
         return record
+
+    @property
+    def _results(self) -> Path:
+        return self.folder / RESULTS / RESULTS_FILE
 
     @property
     def _there(self) -> NamedCluster:
@@ -203,7 +212,7 @@ class SlurmExecutor:
 
     def _status(self, record: JobRecord, state: JobState | None, log: RunLog, output: str, task: Task) -> int:
         """The status of a run whose results are whole, or of a runner that says why nothing could run."""
-        if is_whole(self.folder / RESULTS / RESULTS_FILE):
+        if is_whole(self._results):
             self._folder_of(record).remove()
             return COMPLETED
         if log.status in CANNOT_RUN:
@@ -245,7 +254,14 @@ class SlurmExecutor:
 
 
 def _nonce_of(plan: Path) -> str:
-    return str(jsonread.loads(plan.read_bytes())["nonce"])
+    try:
+        return str(jsonread.loads(plan.read_bytes())["nonce"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"{plan} is damaged",
+            why="The run's job is looked for by the nonce of its plan, and it has none.",
+            fix=f"See `squeue --me` for a job of this run, cancel it, and remove {plan.parent}.",
+        ) from error
 
 
 def _name_of(nonce: str) -> str:

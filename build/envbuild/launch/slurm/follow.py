@@ -21,7 +21,7 @@ class Following:
     Attributes:
         query_seconds: between two queries.
         tell: called with each sentence that is new.
-        look: called after each query.
+        look: called after each query; what it cannot reach is tried again.
     """
 
     commands: SlurmCommands
@@ -35,31 +35,33 @@ class Following:
 
         Raises:
             CertificationCannotRunError: it will never start; it is cancelled.
-            MachineError: Slurm has not answered for ten minutes.
+            MachineError: Slurm, or its login host, has not answered for ten minutes.
         """
         told, silent = "", 0.0
         while True:
             try:
-                states = self.commands.states([job])
+                state = self.commands.states([job]).get(job)
+                self.look()
             except MachineError as error:
                 silent += self.query_seconds
                 if silent > MOST_SILENT_SECONDS:
                     raise
-                sentence = f"Slurm does not answer, and the job goes on meanwhile: {error.why}"
+                told = self._tell(f"{error.what}, and the job goes on meanwhile: {error.why}", told)
             else:
                 silent = 0.0
-                if job not in states:
+                if state is None:
                     return None
-                sentence = f"job {job}: {states[job].sentence}"
-            if sentence != told:
-                self.tell(sentence)
-                told = sentence
-            self.look()
-            if not silent and states[job].ended:
-                return states[job]
-            if not silent and states[job].impossible:
-                self._give_up(states[job])
+                told = self._tell(f"job {job}: {state.sentence}", told)
+                if state.ended:
+                    return state
+                if state.impossible:
+                    self._give_up(state)
             self.sleep(self.query_seconds)
+
+    def _tell(self, sentence: str, told: str) -> str:
+        if sentence != told:
+            self.tell(sentence)
+        return sentence
 
     def _give_up(self, state: JobState) -> None:
         self.commands.cancel(state.job)

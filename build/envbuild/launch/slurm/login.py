@@ -67,11 +67,14 @@ class LoginShell:
         return replace(done, output=own)
 
     def stream(self, words: Sequence[str], *, what: str, fix: str) -> Iterator[bytes]:
-        """The standard output of a program on the host, in pieces; other output is dropped.
+        """The standard output of a program there, in pieces; other output is dropped.
 
         Raises:
             MachineError: it failed, which shows after the last piece, or the host cannot be reached.
         """
+        if self.host is None:
+            yield from stream(words, what=what, error=MachineError, fix=fix)
+            return
         pieces = stream(self._words(words), what=what, error=MachineError, fix=fix)
         before, mark = b"", f"{MARK}\n".encode()
         try:

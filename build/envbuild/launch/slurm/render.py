@@ -56,16 +56,28 @@ then
     # Each node's number is its place in this job; `--mpi=none`, as the runner's ranks find each other by themselves.
     {step} &
     step=$!
+    # The step of a start that was replaced would wait for nodes that are others' now. `read` waits without a process.
+    (
+        exec {{timer}}<> <(:)
+        while [ -e "$token" ]; do read -rt 5 -u "$timer"; done
+        read -rt 60 -u "$timer"
+        kill -KILL "$step"
+    ) >/dev/null 2>&1 &
+    watcher=$!
     wait "$step"
     status=$?
     [ "$status" -le 128 ] || {{ wait "$step"; status=$?; }}
+    kill "$watcher" 2>/dev/null
 else
     status={unusable}
     printf '{{"event": "exit", "node": 0, "status": %s}}\\n' "$status"
 fi
 {removal}
+# A start that was replaced leaves the job to the next one.
+job=$(scontrol show job "$SLURM_JOB_ID")
+[[ $job == *" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]] || exit "$status"
 # Preempted, its processes end politely, and Slurm would count the job as failed and not start it again.
-if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then
+if [[ $job =~ PreemptTime=[0-9] ]]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
 {again}

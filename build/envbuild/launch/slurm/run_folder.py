@@ -16,10 +16,22 @@ from envbuild.core.errors import MachineError
 from envbuild.core.files import machine_errors
 from envbuild.launch.slurm.login import LoginShell
 
-# What the judge reads. Checkpoints and caches are large, and of no use to it.
-BROUGHT_BACK = ("plan.json", "results/results.jsonl", "results/cases")
+# What the judge reads; the plan is here. Checkpoints and caches are large, and of no use to it.
+BROUGHT_BACK = ("results/results.jsonl", "results/cases")
 # A plan and its runner have some 2 MB, results some 200.
 LIMIT_SECONDS = 1800.0
+_UNPACK = """\
+set -e
+rm -rf -- "$1.partial"
+mkdir -p -- "$1.partial"
+tar -C "$1.partial" -xf -
+mv -T -- "$1.partial" "$1"
+"""
+_PACK = """\
+cd -- "$1" 2>/dev/null || exec tar -cf - -T /dev/null
+shift
+for name; do [ ! -e "$name" ] || echo "$name"; done | tar -cf - -T -
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,33 +52,19 @@ class RunFolder:
         Raises:
             MachineError: it cannot be written, or the host cannot be reached.
         """
-        if self.login is None:
-            with machine_errors(Path(self.path)):
-                shutil.copytree(source, self.path)
-            return
         packed = io.BytesIO()
         with machine_errors(source), tarfile.open(fileobj=packed, mode="w") as tar:
             tar.add(source, arcname=".")
-        script = 'mkdir -p -- "${1%/*}" && mkdir -- "$1" && tar -C "$1" -xf -'
-        self._run(script, self.path, what="copy the plan to the cluster", stdin=packed.getvalue())
+        # It appears whole: one that is there is used again.
+        self._run(_UNPACK, self.path, what="copy the plan to the cluster", stdin=packed.getvalue())
 
     def bring_back(self, target: Path) -> None:
-        """Copy what the judge reads from there.
+        """Copy what the judge reads from there, as far as it is there.
 
         Raises:
-            MachineError: there is nothing, or the host cannot be reached.
+            MachineError: it cannot be read or written, or the host cannot be reached.
         """
-        if self.login is None:
-            for name in BROUGHT_BACK:
-                source = Path(self.path, name)
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                if source.is_dir():
-                    shutil.copytree(source, target / name, dirs_exist_ok=True)
-                elif source.exists():
-                    shutil.copyfile(source, target / name)
-            return
-        script = 'cd -- "$1" && shift && for name; do [ ! -e "$name" ] || echo "$name"; done | tar -cf - -T -'
-        words = ["sh", "-c", script, "sh", self.path, *BROUGHT_BACK]
+        words = ["sh", "-c", _PACK, "sh", self.path, *BROUGHT_BACK]
         with machine_errors(target):
             target.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=target) as packed:
@@ -80,11 +78,6 @@ class RunFolder:
         Raises:
             MachineError: the host cannot be reached.
         """
-        if self.login is None:
-            with contextlib.suppress(FileNotFoundError), Path(self.path, name).open("rb") as file:
-                file.seek(offset)
-                return file.read()
-            return b""
         # As text: a log may have bytes that are none.
         script = 'tail -c "+$2" -- "$1" 2>/dev/null | base64 -w 0'
         output = self._run(script, f"{self.path}/{name}", str(offset + 1), what="read the job's log")
@@ -96,15 +89,10 @@ class RunFolder:
         Raises:
             MachineError: the host cannot be reached.
         """
-        if self.login is None:
-            return Path(self.path).is_dir()
         return self._run('[ ! -d "$1" ] || echo there', self.path, what="look for the run's folder").strip() == "there"
 
     def remove(self) -> None:
         """Remove it; what cannot be removed stays."""
-        if self.login is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            return
         with contextlib.suppress(MachineError):
             self._run('rm -rf -- "$1"', self.path, what="remove the run's folder")
 
@@ -117,13 +105,17 @@ class RunFolder:
         except tarfile.TarError as error:
             raise MachineError(
                 "cannot bring back the results",
-                why=f"What came from {self.login}:{self.path} cannot be unpacked: {error}.",
+                why=f"What came from {self._shown} cannot be unpacked: {error}.",
                 fix=f"Look at the folder: `{self._shell.shown('ls', '-lR', self.path)}`.",
             ) from error
 
     def _run(self, script: str, *words: str, what: str, stdin: bytes | None = None) -> str:
         words = ("sh", "-c", script, "sh", *words)
         return self._shell.run(words, what=what, seconds=LIMIT_SECONDS, stdin=stdin, fix=self._fix).output
+
+    @property
+    def _shown(self) -> str:
+        return self.path if self.login is None else f"{self.login}:{self.path}"
 
     @property
     def _shell(self) -> LoginShell:
@@ -139,7 +131,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
     # Not extractall: its filter is not in Debian 12's Python.
     name, content = Path(member.name), tar.extractfile(member) if member.isreg() else None
     if content is None or name.is_absolute() or ".." in name.parts:
-        raise tarfile.TarError(f"{member.name!r} is a link, or would be elsewhere")
+        raise tarfile.TarError(f"{member.name!r} is no file, or would be elsewhere")
     (target / name).parent.mkdir(parents=True, exist_ok=True)
     with content, (target / name).open("wb") as file:
         shutil.copyfileobj(content, file)
