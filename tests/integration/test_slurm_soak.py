@@ -248,16 +248,17 @@ KILLS: dict[str, Callable[[Soak, random.Random], str]] = {
 
 
 def to_its_end(soak: Soak, process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a command printed, and told; jobs that were put back begin at once."""
+    """What a command printed, and told; jobs that were put back begin once nothing of their last start is left."""
     limit, hurried = time.monotonic() + LIMIT_SECONDS, set[str]()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=1)
-        assert time.monotonic() < limit, f"the command hangs: {soak.left()}"
         number = soak.job()
         shown = soak.site.slurm("scontrol", "show", "job", number)
+        assert time.monotonic() < limit, f"the command hangs: {soak.left()}\n{shown}"
         restarts = re.findall(r"Restarts=\d+", shown)
-        if "Reason=BeginTime" in shown and hurried.isdisjoint(restarts):
+        # A node that still runs the last start refuses the next one, and Slurm holds the job.
+        if "Reason=BeginTime" in shown and hurried.isdisjoint(restarts) and not soak.left():
             soak.site.slurm("scontrol", "update", f"job={number}", "starttime=now+5seconds")
             hurried.update(restarts)
 

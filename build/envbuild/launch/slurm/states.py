@@ -25,6 +25,8 @@ _REASONS = {
     "BeginTime": "waiting for the time when it may start again",
     "JobHeldUser": "held by its user (`scontrol release {job}`)",
     "JobHeldAdmin": "held by an administrator of the cluster",
+    # Slurm puts a job back so, and does nothing more about it.
+    "launch failed requeued held": "held, as a node could not start it: see to the node, then `scontrol release {job}`",
     "ReqNodeNotAvail": "waiting for nodes that are down or reserved",
     "Reservation": "waiting for its reservation to begin",
     "PartitionDown": "waiting for its partition, which is down",
