@@ -3,7 +3,7 @@
     PYTHONPATH=smoke python benchmarks/field_trials.py WORK
 
 In an environment with megatron-core. WORK has `plan.json` and `values.json` (the values that recipes have, by field);
-each trial is a line of `trials.jsonl`. The library is imported once, and each trial is a fork.
+each trial is a line of `trials.jsonl`. `first.json` and `only.json` name fields. The library is imported once, and each trial is a fork.
 """
 
 import ast
@@ -37,6 +37,7 @@ def main() -> None:
     plan = parse_plan((work / "plan.json").read_bytes())
     wanted: dict[str, list[str]] = json.loads((work / "values.json").read_text())
     first = json.loads((work / "first.json").read_text())
+    only = json.loads((work / "only.json").read_text())
     os.environ.update(OMP_NUM_THREADS="1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     import torch
 
@@ -62,7 +63,7 @@ def main() -> None:
                 now = configured["values"].get(field, configured["defaults"][field])
                 tried = now in values.setdefault(field, set()) and not (number == 1 and _is_of_experts(field))
                 values[field].add(now)
-                if (case.id, field) in done or tried or not _is_built_with(field, plan.models[case.model]):
+                if (only and field not in only) or (case.id, field) in done or tried or not _is_built_with(field, plan.models[case.model]):
                     continue
                 changed = changed_value(field, wanted.get(field, []), configured)
                 if changed is None:

@@ -57,19 +57,26 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--release", required=True, help="of megatron-core in the environment")
-    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--record", type=Path, help="required, unless with --field")
+    parser.add_argument("--field", action="append", default=[], help="only this one; prints, and writes no record")
     parser.add_argument("--judge-only", action="store_true", help="of trials that were run")
     given = parser.parse_args()
+    if not (given.record or given.field):
+        parser.error("--record FILE, or --field NAME")
     given.work.mkdir(parents=True, exist_ok=True)
     plan = write_plan(given.work / "plan.json")
     known = recipes()
     values = {name: sorted(known.values_of(name), key=lambda v: -known.values_of(name)[v]) for name in known.fields}
     (given.work / "values.json").write_text(json.dumps(values))
+    (given.work / "only.json").write_text(json.dumps(given.field))
     (given.work / "first.json").write_text(json.dumps([*VARIED, *tried_fields().without_effect]))
     if not given.judge_only:
         words = [given.python, ROOT / "benchmarks" / "field_trials.py", given.work]
         subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "smoke")})
     outcomes = judge_trials(plan, given.work / "trials.jsonl")
+    if given.field:
+        print(json.dumps(outcomes))
+        return
     record = json.loads(given.record.read_text()) if given.record.is_file() else {}
     record[given.release] = outcomes
     write_atomic(given.record, _a_field_a_line(record))

@@ -24,11 +24,17 @@ from envbuild_smoke.drivers.parts import State, parallel_sizes
 from envbuild_smoke.plan.models import Case
 from envbuild_smoke.rank_context import RankContext
 
+try:
+    # Since 0.18, for the losses of routers.
+    from megatron.core.transformer.moe import moe_logging as _router_losses
+except ImportError:
+    _router_losses = moe_utils
+
 # Variables that megatron-core sets to choose an attention backend; it refuses to change one that is set.
 _ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 # The modules of megatron-core whose globals a case changes: process groups and sizes, the tracker of random states, and
 # the losses of routers, for as many layers as the first model with experts had.
-_STATEFUL = (parallel_state, parallel_random, moe_utils)
+_STATEFUL = (parallel_state, parallel_random, _router_losses)
 
 
 def _state(module: ModuleType) -> State:
