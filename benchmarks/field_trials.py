@@ -3,8 +3,7 @@
     PYTHONPATH=smoke python benchmarks/field_trials.py WORK
 
 In an environment with megatron-core. WORK has `plan.json` and `values.json` (the values that recipes have, by field);
-each trial is a line of `trials.jsonl`. `first.json` and `only.json` name fields. The library is imported once, and each trial is a fork.
-"""
+each trial is a line of `trials.jsonl`. `first.json` and `only.json` name fields."""
 
 import ast
 import dataclasses
@@ -63,7 +62,9 @@ def main() -> None:
                 now = configured["values"].get(field, configured["defaults"][field])
                 tried = now in values.setdefault(field, set()) and not (number == 1 and _is_of_experts(field))
                 values[field].add(now)
-                if (only and field not in only) or (case.id, field) in done or tried or not _is_built_with(field, plan.models[case.model]):
+                if (case.id, field) in done or tried or not _is_built_with(field, plan.models[case.model]):
+                    continue
+                if only and field not in only:
                     continue
                 changed = changed_value(field, wanted.get(field, []), configured)
                 if changed is None:
