@@ -27,8 +27,14 @@ from envbuild_smoke.rank_context import RankContext
 
 # Of processor time, and on the clock: a training that waits for something takes none.
 SECONDS, WAITS = 60, 400
-# In the names of fields that only a model with experts has a use for; they are tried in such a model too.
-OF_EXPERTS = ("moe", "expert", "router")
+# In the names of fields that only some models have a use for: they are tried in one of those too.
+ALSO_TRIED = {
+    "moe-aux-fp32-baseline": ("moe", "expert", "router"),
+    "gpt-oss-fp32-baseline": ("window", "softmax", "glu", "clamp", "yarn"),
+    "deepseek-v3-fp32-baseline": ("mtp", "shared_expert", "rope", "rotary", "latent", "expert_bias", "group_topk"),
+    "capacity-fp32-baseline": ("capacity", "drop"),
+    "gpt-fp32-baseline-dlr0.0005-mask-uneven-ptl": ("per_token", "scaling"),
+}
 
 
 def main() -> None:
@@ -49,7 +55,7 @@ def main() -> None:
     done = {(line["case"], line["field"]) for line in map(json.loads, lines)}
     with path.open("a") as out:
         values: dict[str, set[str]] = {}
-        for number, case in enumerate(plan.cases):
+        for case in plan.cases:
             healthy = run(plan, case, "", None, work)
             assert "error" not in healthy, healthy
             configured = healthy["observed"]["configuration"]
@@ -59,10 +65,12 @@ def main() -> None:
                 configured["defaults"], key=lambda name: (first.index(name) if name in first else len(first), name)
             ):
                 # What the optimizer does, it does to every model; so do most fields, and each trial takes seconds.
+                if not _is_built_with(field, plan.models[case.model]):
+                    continue
                 now = configured["values"].get(field, configured["defaults"][field])
-                tried = now in values.setdefault(field, set()) and not (number == 1 and _is_of_experts(field))
+                tried = now in values.setdefault(field, set()) and not _is_of(case, field)
                 values[field].add(now)
-                if (case.id, field) in done or tried or not _is_built_with(field, plan.models[case.model]):
+                if (case.id, field) in done or tried:
                     continue
                 if only and field not in only:
                     continue
@@ -70,13 +78,14 @@ def main() -> None:
                 if changed is None:
                     continue
                 reports = run(plan, case, field, changed[0], work)
-                line = {"case": case.id, "field": field, "value": str(changed[0]), "reports": reports}
+                value = getattr(changed[0], "__name__", str(changed[0]))
+                line = {"case": case.id, "field": field, "value": value, "reports": reports}
                 out.write(json.dumps(line) + "\n")
                 out.flush()
 
 
-def _is_of_experts(field: str) -> bool:
-    return any(word in field for word in OF_EXPERTS)
+def _is_of(case: Case, field: str) -> bool:
+    return any(word in field for word in ALSO_TRIED.get(case.id, ()))
 
 
 def run(plan: Plan, case: Case, field: str, value: Any, work: Path) -> dict[str, Any]:
@@ -180,12 +189,20 @@ _OF_LAYERS = {
 def changed_value(field: str, of_recipes: list[str], configured: Mapping[str, Any]) -> "tuple[Any] | None":
     """Return another value for a field: one that recipes have, else one of its type; None where there is none."""
     now = configured["values"].get(field, configured["defaults"][field])
+    if field == "model.activation_func":
+        return _another_activation(now)
     kind = _type_of(field)
     # Numbers of recipes are of models a thousand times as large.
     for text in of_recipes if not re.fullmatch(r"[0-9.e-]+", now) else ():
         if text != now and (value := _value(text, kind)) is not None:
             return (value[0],)
     return next(_others(now, kind), None)
+
+
+def _another_activation(now: str) -> "tuple[Any]":
+    import torch
+
+    return (torch.nn.functional.gelu if now.endswith("silu") else torch.nn.functional.silu,)
 
 
 def _type_of(field: str) -> Any:

@@ -48,7 +48,7 @@ def main() -> None:
     }
     for words in given.recipes:
         name, _, config = words.partition("=")
-        compared = against(account, name, recipes(), Path(config) if config else None)
+        compared = against(account, name, recipes(), Path(config) if config else None, tried_fields())
         record["against"][name] = {  # type: ignore[index]
             state: [str(field) for field in compared.in_state(state)] for state in STATES
         }

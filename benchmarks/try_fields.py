@@ -47,6 +47,8 @@ CASES = (
     "qwen3-fp32-baseline",
     "gpt-oss-fp32-baseline",
     "deepseek-v3-fp32-baseline",
+    "capacity-fp32-baseline",
+    "gpt-fp32-baseline-dlr0.0005-mask-uneven-ptl",
 )
 STEPS = 3
 # What is compared with the healthy run, digit for digit.

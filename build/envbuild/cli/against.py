@@ -6,7 +6,7 @@ from pathlib import Path
 
 from envbuild.certify.certificate.file import read_certificate
 from envbuild.certify.fields.against import against
-from envbuild.certify.fields.knowledge import recipes
+from envbuild.certify.fields.knowledge import recipes, tried_fields
 from envbuild.certify.run.job import CertifyRequest, make_job
 from envbuild.cli.common import Session
 from envbuild.core.errors import ConfigurationError
@@ -34,7 +34,7 @@ def show_against(session: Session, request: CertifyRequest, recipe: str, hub_con
             why="An earlier version of envbuild wrote it, or its driver reports no configuration.",
             fix="Certify again with driver mcore: the same command with --fresh, and without --against.",
         )
-    compared = against(predicate.fields, recipe, recipes(), hub_config)
+    compared = against(predicate.fields, recipe, recipes(), hub_config, tried_fields())
     session.done(
         {
             "recipe": recipe,

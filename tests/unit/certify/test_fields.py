@@ -21,6 +21,8 @@ RECIPES = RecipeKnowledge.model_validate(
             "model.cross_entropy": {"native": "0-1", "te": "2"},
             "model.add_bias": {"False": "0-2"},
             "model.gone": {"1": "0"},
+            "model.graph_scope": {"attn": "0-1"}, "model.sms": {"16": "0-1"},
+            "model.graphs": {"te": "0"}, "model.dispatcher": {"alltoall": "1", "flex": "0"},
             "mixed_precision.bf16": {"True": "0-1"},
             "dataset.seed": {"1": "0"},
         },
@@ -35,9 +37,11 @@ RECIPES = RecipeKnowledge.model_validate(
 KNOWN = FieldKnowledge.model_validate(
     {
         "summary": "s", "evidence": "e", "without_effect": {"model.timers": "measures time", "model.loud": "logs"},
+        "only_with": {"model.graph_": "model.graphs", "model.sms": "model.dispatcher=flex"},
         "trials": {
             "0.16.1": {
-                "caught": {"model.moe_router_topk": "reference", "model.loud": "reference"}, "digits": ["model.timers"],
+                "caught": {"model.moe_router_topk": "reference", "model.loud": "reference"},
+                "digits": ["model.timers", "model.graph_scope", "model.sms"],
             },
             "0.19.0": {"caught": {}, "digits": []},
         },
@@ -47,6 +51,7 @@ DEFAULTS = {
     "model.moe_router_topk": "2", "model.recompute": "None", "model.cross_entropy": "native", "model.add_bias": "True",
     "model.timers": "None", "model.loud": "False", "model.lonely": "1", "model.norm": "LayerNorm",
     "model.rotary_base": "10000", "optimizer.bf16": "False", "model.layers": "2", "model.x": "0",
+    "model.graphs": "none", "model.graph_scope": "full", "model.dispatcher": "allgather", "model.sms": "20",
 }  # fmt: skip
 
 
@@ -85,6 +90,11 @@ BASELINE = verdict("gpt-fp32-baseline", add_bias="False")
         ("timers", {}, "without_effect"),
         # A trial says otherwise.
         ("loud", {}, "fixed"),
+        # Nothing has a use for it, but where another field is set.
+        ("graph_scope", {}, "without_effect"),
+        ("graph_scope", {"gpt-fp32-tp2": {"graphs": "te"}}, "blind"),
+        ("sms", {"moe-fp32-tp2": {"dispatcher": "alltoall"}}, "without_effect"),
+        ("sms", {"moe-fp32-tp2": {"dispatcher": "flex"}}, "blind"),
     ],
 )
 def test_kinds(field, others, kind):
@@ -93,6 +103,13 @@ def test_kinds(field, others, kind):
     assert made.count == len(DEFAULTS)
     if kind in ("varied", "blind"):
         assert getattr(made, kind)[f"model.{field}"][0] == DEFAULTS[f"model.{field}"]
+
+
+def test_a_default_of_another_kind_of_model_is_that_kinds_alone():
+    latent = verdict("latent-fp32-baseline")
+    latent.observed["configuration"]["defaults"] = DEFAULTS | {"model.moe_router_topk": "8"}
+    for both in ((BASELINE, latent), (latent, BASELINE)):
+        assert set(account(*both).varied["model.moe_router_topk"]) == {"2", "8"}
 
 
 @pytest.mark.parametrize(("version", "kind"), [("0.15.0", "varied"), ("0.18.2", "varied"), ("0.19.2", "blind")])
@@ -109,28 +126,39 @@ def states(compared):
     return {field.name: (field.value, field.state) for field in compared.fields}
 
 
+@pytest.mark.parametrize(("recipe", "state"), [("a_config", "not covered"), ("b_config", "without effect")])
+def test_a_field_counts_in_a_recipe_that_sets_what_it_needs(recipe, state):
+    compared = states(against(account(BASELINE, verdict("moe-fp32-tp2")), recipe, RECIPES, None, KNOWN))
+    assert compared["model.graph_scope"] == ("attn", state)
+    assert compared["model.sms"] == ("16", state)
+
+
 def test_a_recipe_against_the_cases():
     made = account(BASELINE, verdict("moe-fp32-baseline", moe_router_topk="4", add_bias="False"))
-    assert states(against(made, "a_config", RECIPES, None)) == {
+    assert states(against(made, "a_config", RECIPES, None, KNOWN)) == {
         "model.add_bias": ("False", "fixed"),
         "model.cross_entropy": ("native", "fixed"),
+        "model.dispatcher": ("flex", "not covered"),
         "model.gone": ("1", "not the library's"),
+        "model.graph_scope": ("attn", "not covered"),
+        "model.graphs": ("te", "not covered"),
         "model.moe_router_topk": ("8", "size"),
         "model.recompute": ("full", "not covered"),
+        "model.sms": ("16", "not covered"),
         "optimizer.bf16": ("True", "not covered"),
     }
 
 
 def test_fields_from_a_hub_are_unknown_without_the_file(tmp_path):
     made = account(BASELINE)
-    without = states(against(made, "hub_config", RECIPES, None))
+    without = states(against(made, "hub_config", RECIPES, None, KNOWN))
     unknown = {name for name, (_, state) in without.items() if state == "unknown"}
     assert unknown == {"model.rotary_base", "model.norm", "model.layers", "model.x"}
     config = tmp_path / "config.json"
     config.write_text(
         json.dumps({"architectures": ["Llama"], "rope_parameters": {"rope_theta": 10000.0}, "n_layer": 32})
     )
-    with_file = states(against(made, "hub_config", RECIPES, config))
+    with_file = states(against(made, "hub_config", RECIPES, config, KNOWN))
     assert with_file["model.rotary_base"] == ("10000.0", "fixed")
     assert with_file["model.norm"] == ("RMSNorm", "not covered")
     assert with_file["model.layers"] == ("32", "not covered")
@@ -149,16 +177,16 @@ def test_a_file_that_is_no_config(tmp_path, content, why):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigurationError) as caught:
-        against(account(BASELINE), "hub_config", RECIPES, path)
+        against(account(BASELINE), "hub_config", RECIPES, path, KNOWN)
     assert why in caught.value.why
 
 
 def test_a_recipe_that_there_is_not_is_refused_with_those_that_are_near():
     with pytest.raises(UsageError) as caught:
-        against(account(BASELINE), "b_other_config", RECIPES, None)
+        against(account(BASELINE), "b_other_config", RECIPES, None, KNOWN)
     assert "near: b_config" in caught.value.why
     with pytest.raises(UsageError, match="--hf-config has no effect"):
-        against(account(BASELINE), "a_config", RECIPES, __file__)
+        against(account(BASELINE), "a_config", RECIPES, __file__, KNOWN)
 
 
 def test_the_shipped_knowledge_names_known_recipes_and_fields():

@@ -27,6 +27,7 @@ AXES = {
     "distributed_optimizer", "recompute", "resume_at", "virtual_pipeline", "overlap_grad_reduce",
     "overlap_param_gather", "bucket_size", "expert_tensor", "continue_in", "continue_nodes", "average_in_collective",
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
 }  # fmt: skip
 
 

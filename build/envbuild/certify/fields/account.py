@@ -43,14 +43,21 @@ class FieldAccount(TomlModel):
 
 @dataclass(frozen=True)
 class _Observed:
-    """What cases had, by their ID."""
+    """What cases had, by their ID.
+
+    Attributes:
+        defaults: of all fields; of one that several kinds of models have, the first baseline's.
+        own_defaults: by baseline, as each kind of model has its own.
+    """
 
     values: Mapping[str, Mapping[str, str]]
     defaults: Mapping[str, str]
+    own_defaults: Mapping[str, Mapping[str, str]]
     baselines: Mapping[str, str]
 
     def value(self, case: str, field: str) -> str:
-        return self.values[case].get(field, self.defaults[field])
+        own = self.own_defaults.get(self.baselines.get(case, case), {})
+        return self.values[case].get(field, own.get(field, self.defaults[field]))
 
     def all_values(self, field: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.value(case, field) for case in self.values))
@@ -83,8 +90,8 @@ def account_of(
     blind: dict[str, tuple[str, ...]] = {}
     without = {
         name: reason
-        for name, reason in known.without_effect.items()
-        if name in observed.defaults and name in trials.digits
+        for name in observed.defaults
+        if name in trials.digits and (reason := known.without_effect.get(name) or _switched_off(name, observed, known))
     }
     for name in observed.defaults:
         values = observed.all_values(name)
@@ -97,6 +104,22 @@ def account_of(
         else:
             blind[name] = values
     return FieldAccount(varied=varied, fixed=fixed, without_effect=without, blind=blind)
+
+
+def _switched_off(field: str, observed: _Observed, known: FieldKnowledge) -> str:
+    """Why no case has a use for a field; empty where one may have."""
+    switch = known.switch_of(field)
+    if switch is None or switch[0] not in observed.defaults:
+        return ""
+    name, value = switch
+    if any(is_on(observed.value(case, name), value, observed.defaults[name]) for case in observed.values):
+        return ""
+    return f"it has an effect only with {name}" + (f" = {value}" if value else " set")
+
+
+def is_on(value: str, switched: str | None, default: str) -> bool:
+    """Whether a field that others need has the value that they need: any but its default where that is None."""
+    return not same_value(value, default) if switched is None else same_value(value, switched)
 
 
 def _is_noticed(field: str, observed: _Observed, trials: Trials) -> bool:
@@ -123,17 +146,19 @@ def _used_by_recipes(recipes: RecipeKnowledge, known: Mapping[str, str]) -> dict
 
 def _observed(verdicts: Iterable[CaseVerdict]) -> _Observed:
     values: dict[str, Mapping[str, str]] = {}
-    defaults: dict[str, str] = {}
+    defaults: dict[str, dict[str, str]] = {}
     baselines = {}
     for verdict in verdicts:
         configured = (verdict.observed or {}).get(CONFIGURATION)
         if not isinstance(configured, dict):
             continue
         values[verdict.id] = dict(_texts(configured.get("values")))
-        defaults.update(_texts(configured.get("defaults")))
-        if verdict.baseline is not None:
+        if verdict.baseline is None:
+            defaults[verdict.id] = dict(_texts(configured.get("defaults")))
+        else:
             baselines[verdict.id] = verdict.baseline
-    return _Observed(values, defaults, baselines)
+    every = {name: value for own in reversed(defaults.values()) for name, value in own.items()}
+    return _Observed(values, every, defaults, baselines)
 
 
 def _texts(value: JsonValue) -> Iterator[tuple[str, str]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from envbuild.certify.fields.account import FieldAccount, is_number, same_value
-from envbuild.certify.fields.knowledge import SECTIONS, Converter, RecipeKnowledge, library_field
+from envbuild.certify.fields.knowledge import SECTIONS, Converter, FieldKnowledge, RecipeKnowledge, library_field
 from envbuild.core import jsonread
 from envbuild.core.digests import Json
 from envbuild.core.errors import ConfigurationError, UsageError
@@ -71,7 +71,13 @@ class Against:
         return [{**asdict(field), "cases": list(field.cases)} for field in self.fields]
 
 
-def against(account: FieldAccount, recipe: str, recipes: RecipeKnowledge, hub_config: Path | None) -> Against:
+def against(
+    account: FieldAccount,
+    recipe: str,
+    recipes: RecipeKnowledge,
+    hub_config: Path | None,
+    known: FieldKnowledge,
+) -> Against:
     """What a recipe sets, field by field.
 
     Args:
@@ -99,7 +105,21 @@ def against(account: FieldAccount, recipe: str, recipes: RecipeKnowledge, hub_co
             fields[library] = _field(library, value, account)
         elif value is not None and name.partition(".")[0] in SECTIONS:
             fields[name] = RecipeField(name=name, value=value, state="not the library's")
-    return Against(recipe=recipe, fields=tuple(field for _, field in sorted(fields.items())))
+    shown = (_switched_on(field, fields, known) for _, field in sorted(fields.items()))
+    return Against(recipe=recipe, fields=tuple(shown))
+
+
+def _switched_on(field: RecipeField, fields: Mapping[str, RecipeField], known: FieldKnowledge) -> RecipeField:
+    """A field that has no effect in cases, where the recipe sets what would give it one."""
+    switch = known.switch_of(field.name)
+    needed = fields.get(switch[0]) if switch else None
+    if field.state != "without effect" or switch is None or needed is None:
+        return field
+    if needed.value is None:
+        return replace(field, state="unknown")
+    # What cases have is off: otherwise the field would have an effect in them.
+    is_set = all(not same_value(needed.value, other) for other in needed.cases)
+    return replace(field, state="not covered") if (switch[1] is None and is_set) or needed.value == switch[1] else field
 
 
 def _field(name: str, value: str | None, account: FieldAccount) -> RecipeField:

@@ -104,12 +104,26 @@ class Trials(TomlModel):
 
 
 class FieldKnowledge(TomlModel):
-    """Trials by release of megatron-core; fields that change no number anywhere, with the reason."""
+    """Trials by release of megatron-core; fields that change no number anywhere, with the reason.
+
+    Attributes:
+        only_with: beginnings of fields that have an effect only with another field, ``NAME``, that is not at its
+            default, or has a value, ``NAME=VALUE``.
+    """
 
     summary: str
     evidence: str = Field(min_length=1)
     without_effect: dict[str, str]
+    only_with: dict[str, str] = Field(default_factory=dict)
     trials: dict[str, Trials]
+
+    def switch_of(self, field: str) -> tuple[str, str | None] | None:
+        """The field that has to be set for this one to have an effect, and its value; None for any but its default."""
+        for beginning, switch in self.only_with.items():
+            if field.startswith(beginning):
+                name, _, value = switch.partition("=")
+                return name, value or None
+        return None
 
     def trials_of(self, version: str) -> Trials:
         """The trials of the newest tried release up to a version, or of the oldest."""

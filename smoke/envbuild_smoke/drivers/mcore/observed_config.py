@@ -1,6 +1,6 @@
 """What was really built, read from the objects that trained, not from the plan or the configuration."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -74,7 +74,7 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
         gradients_dtype=_types(
             buffer.grad_data for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers
         ),
-        main_weights_dtype=_narrowest(p for each in inner for group in each.param_groups for p in group["params"]),
+        main_weights_dtype=_narrowest(weight for each in inner for weight in _main_weights(each)),
         loss_scale=max(float(one.get_loss_scale()) for one in inner),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
@@ -96,6 +96,20 @@ def named_modules(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Mod
 
 def _types(tensors: Iterable[torch.Tensor]) -> str:
     return ",".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})) or "none"
+
+
+def _main_weights(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield what an optimizer steps; of weights that it keeps elsewhere, those (Transformer Engine's FusedAdam)."""
+    states = getattr(getattr(optimizer, "optimizer", optimizer), "state", {})
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            kept = states.get(weight, {}).get("master_param")
+            if kept is not None and kept.dtype == torch.int16:
+                # The lower half of a float32, whose upper half is the weight (store_param_remainders).
+                bits = (weight.detach().view(torch.int16).int() << 16) + kept.int()
+                yield bits.view(torch.float32)
+            else:
+                yield weight if kept is None else kept
 
 
 def _narrowest(weights: Iterable[torch.Tensor]) -> str:

@@ -11,6 +11,7 @@ import torch
 from envbuild_smoke.drivers.mcore.float32_parts import Float32Parts
 from envbuild_smoke.drivers.mcore.model import fp8_recipe
 from envbuild_smoke.drivers.mcore.reference_config import model_config
+from envbuild_smoke.drivers.mcore.weight_shapes import shape_problem
 from envbuild_smoke.drivers.samples import (
     document_numbers,
     document_samples,
@@ -98,6 +99,8 @@ class ReferenceRun:
 
     def _reference(self) -> "tuple[Trained, Spread | None]":
         """Train the reference; of fewer bits than fp32's also what their rounding may do to it."""
+        if (problem := shape_problem(self._initial, self._model)) is not None:
+            raise NotComparedError(problem)
         what = model_config(self._model), optimizer_config(self._case), self._initial, self._micro_batches()
         if self._case.precision == "fp32" or not self._case.perturbed_runs:
             return train(*what), None
