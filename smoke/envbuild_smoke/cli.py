@@ -319,11 +319,12 @@ def _with_nodes(options: "Options", arguments: argparse.Namespace, plan: "Plan")
         raise _RefusedError(f"the plan is for {plan.nodes} nodes, and --nodes is {arguments.nodes}")
     if arguments.nodes == 1:
         token = b"" if arguments.token_file is None else read_token(arguments.token_file)
-        return replace(options, token=token)
+        return replace(options, token=token, token_file=arguments.token_file)
     if arguments.head is None or arguments.token_file is None or not 0 <= arguments.node_rank < arguments.nodes:
         raise _RefusedError("--nodes needs --head, --token-file, and a --node-rank from 0 to one less than --nodes")
     token = read_token(arguments.token_file)
-    return replace(options, nodes=arguments.nodes, node_rank=arguments.node_rank, head=arguments.head, token=token)
+    options = replace(options, token=token, token_file=arguments.token_file)
+    return replace(options, nodes=arguments.nodes, node_rank=arguments.node_rank, head=arguments.head)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

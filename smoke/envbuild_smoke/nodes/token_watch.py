@@ -11,19 +11,20 @@ POLL_SECONDS = 2.0
 
 
 def start(token_file: Path, stop: threading.Event) -> None:
-    """Set `stop` once there is no such file; one that cannot be looked for may be there."""
+    """Set `stop` once there is no such file."""
 
     def watch() -> None:
-        while not _is_gone(token_file):
+        while not is_gone(token_file):
             time.sleep(POLL_SECONDS)
         stop.set()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _is_gone(file: Path) -> bool:
+def is_gone(token_file: Path) -> bool:
+    """Return whether there is no such file; one that cannot be looked for may be there."""
     try:
-        file.stat()
+        token_file.stat()
     except FileNotFoundError:
         return True
     except OSError:

@@ -18,8 +18,8 @@ class Options:
     """How to run: on which GPUs (empty on the CPU), with what isolation, resuming an interrupted run or not.
 
     `image` is what machine.image returned of the file that the image was started from; `program` is what the ranks
-    run, None for the plan's drivers. With several `nodes`, node 0 listens at `head`, and all have the `token`, of which
-    each start of a launcher has another.
+    run, None for the plan's drivers. With several `nodes`, node 0 listens at `head`, and all have the `token` in
+    `token_file`, of which each start of a launcher has another.
     No case starts that would not end before `ends_at`, in seconds since 1970.
     """
 
@@ -31,6 +31,7 @@ class Options:
     node_rank: int = 0
     head: tuple[str, int] = ("127.0.0.1", 0)
     token: bytes = b""
+    token_file: Path | None = None
     ends_at: float | None = None
     program: RankProgram | None = None
 
