@@ -98,6 +98,9 @@ class FakeExecutor:
     def joins(self) -> bool:
         return False
 
+    def forget(self) -> None:
+        pass
+
     def run(self, task: Task) -> Finished:
         plan = task.plan.read_bytes()
         self.world.calls.append(

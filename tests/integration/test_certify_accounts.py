@@ -40,6 +40,6 @@ def test_accounts_tell_how_a_forgotten_job_ended(site: Site) -> None:  # noqa: F
 @pytest.mark.slow
 def test_unknown_account_lists_those_of_the_user(site: Site) -> None:  # noqa: F811
     write_cluster(site.tool.project, site.storage, account="other")
-    printed = site.certify(status=3).stderr
+    printed = site.certify(status=8).stderr
     assert "Slurm refuses the job" in printed
     assert "Your accounts there are lab" in printed

@@ -69,6 +69,32 @@ def test_job_over_two_nodes_is_certified_and_its_folder_removed(site: Site) -> N
     images = list((site.storage / "images").glob("*.sqsh"))
     assert len(images) == 1
     assert "nothing to do" in site.certify().stdout
+    # A certificate that stands says nothing about a job that is named, and a judged job is judged again.
+    printed = site.certify("--judge", "424242", status=3).stderr
+    assert "job 424242 on virtual is not of this certification" in printed
+    assert "certified: 2 cases" in site.certify("--judge", record["job"]).stdout
+
+
+@pytest.mark.slow
+def test_a_certificate_of_one_cluster_says_nothing_about_another(site: Site, tmp_path: Path) -> None:
+    site.certify()
+    write_cluster(site.tool.project, tmp_path / "elsewhere", name="second")
+    line = [*CERTIFY, "--out-dir", "out", "--on", "second", "--nodes", "2"]
+    printed = site.tool.run(*line, status=3).stderr
+    assert f"does not count: its cases ran on cluster {NAME}, not on second" in printed
+    assert f"cluster second has no folder {tmp_path}/elsewhere" in printed
+    (tmp_path / "elsewhere").symlink_to(site.storage)
+    assert "certified: 2 cases" in site.tool.run(*line).stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_anew_leaves_nothing_of_the_last_one(site: Site) -> None:
+    (site.storage / "ends").write_text(json.dumps(["a library is broken", 3]))
+    site.certify(status=8)
+    assert len(list((site.storage / "runs").iterdir())) == 1
+    (site.storage / "ends").unlink()
+    site.certify()
+    assert not list((site.storage / "runs").iterdir())
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
@@ -122,7 +148,7 @@ def test_job_that_was_cancelled_goes_on_with_resume(site: Site) -> None:
         _, printed = process.communicate(timeout=60)
     assert process.returncode == 8
     assert f"job {before['job']} on {NAME} ended before its cases did: it was cancelled" in printed
-    assert "Cases that had ended are kept: run the same command with --resume." in printed
+    assert "Cases that had ended are kept: run the same command with --resume, and without --judge." in printed
     assert "CANCELLED AT" in printed
     release(site)
     done = site.certify("--resume")
@@ -147,7 +173,7 @@ def test_preempted_job_goes_on_by_itself(site: Site) -> None:
     assert process.returncode == 0, printed
     assert "certified: 2 cases" in out
     assert record_of(site.out)["job"] == number
-    assert printed.count("running on") == 2
+    assert "Restarts=1" in site.slurm("scontrol", "show", "job", number)
 
 
 @pytest.mark.slow
@@ -217,9 +243,9 @@ def test_job_that_is_out_of_time_is_queued_again_as_often_as_asked(site: Site) -
 @pytest.mark.parametrize(
     ("slurm", "code", "expected"),
     [
-        ({"partition": "fast"}, 3, "Slurm refuses the job.*The cluster has the partitions all, urgent"),
+        ({"partition": "fast"}, 8, "Slurm refuses the job.*The cluster has the partitions all, urgent"),
         ({"partition": "urgent", "time_limit_minutes": 90}, 8, "would never start.*more time than its partition gives"),
-        ({"nodelist": "n9"}, 3, "Slurm refuses the job.*Invalid node name"),
+        ({"nodelist": "n9"}, 8, "Slurm refuses the job.*Invalid node name"),
     ],
 )
 def test_what_slurm_will_not_run_is_refused(site: Site, slurm: dict[str, Any], code: int, expected: str) -> None:

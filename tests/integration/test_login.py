@@ -24,11 +24,13 @@ echo "Welcome to the cluster."
 echo "12345"
 cat
 export PATH="$HOME/slurm:$PATH"
+export SQUEUE_USERS=nobody SQUEUE_FORMAT=%i SBATCH_WAIT=1 SBATCH_ACCOUNT=lab
 """
 SBATCH = """\
 #!/bin/sh
 [ "$1" != --version ] || exec echo "slurm 22.05.8"
 cat >"$HOME/script"
+env | grep -E "^(SBATCH|SQUEUE)_" >"$HOME/environment"
 echo "sbatch: a plugin of the site" >&2
 echo 77
 """
@@ -68,6 +70,8 @@ def test_a_job_is_submitted_with_the_sites_own_path(server: SshServer) -> None:
     commands.check("mine")
     assert commands.submit("#!/bin/bash\nsrun x\n") == "77"
     assert (server.folder.parent / "home/script").read_text() == "#!/bin/bash\nsrun x\n"
+    # What changes what commands list, and whether they wait, is not theirs to set.
+    assert (server.folder.parent / "home/environment").read_text() == "SBATCH_ACCOUNT=lab\n"
 
 
 @pytest.mark.parametrize("login", [None, HOST])

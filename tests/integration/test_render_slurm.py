@@ -126,6 +126,8 @@ def test_the_clusters_file_wins_over_variables_of_the_users_shell(
 ) -> None:
     wanted = job(tmp_path)
     of_the_user = {"SBATCH_PARTITION": "all", "SBATCH_JOB_NAME": "mine", "SBATCH_TIMELIMIT": "1", "SBATCH_ACCOUNT": "w"}
+    # They would list other jobs, or make this one wait, or many.
+    of_the_user |= {"SQUEUE_PARTITION": "all", "SQUEUE_USERS": "nobody", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-2"}
     for name, value in {**cluster.environment, **of_the_user}.items():
         monkeypatch.setenv(name, value)
     commands = SlurmCommands()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
@@ -45,6 +46,16 @@ class Directive(TomlModel):
 
     line: Annotated[str, StringConstraints(pattern=r"^-[^\x00-\x1f\x7f]*$")] = Field(description="what follows #SBATCH")
     reason: Text
+
+    @model_validator(mode="after")
+    def _is_a_line_of_one_job(self) -> Directive:
+        try:
+            words = shlex.split(self.line, comments=True)
+        except ValueError as error:
+            raise ValueError(f"line {self.line!r} has quotes that do not end: {error}") from error
+        if any(word.partition("=")[0] in ("-a", "--array", "-W", "--wait") for word in words):
+            raise ValueError("a job here is one job, whose end is waited for: no --array and no --wait")
+        return self
 
 
 class Slurm(TomlModel):

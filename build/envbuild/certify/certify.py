@@ -21,6 +21,7 @@ from envbuild.core.errors import (
     ResultsRefusedError,
 )
 from envbuild.launch.executors import Executor
+from envbuild.launch.slurm.record import read_record
 
 # Reasons why nothing could run that are the image's and not the machine's.
 REASONS_OF_IMAGE = ("image-lacks-stack", "runner-ended")
@@ -57,7 +58,8 @@ def certify(request: CertifyRequest, context: Context, options: CertifyOptions) 
     # Two runs of one key share a folder: the second waits, and then finds the certificate.
     with hold_folder(job, context.reporter):
         not_counted = _why_not_counted(job, context, options)
-        if not_counted is None and job.certifies_image and not options.fresh:
+        # A job that is named is judged, whatever other runs say.
+        if not_counted is None and job.certifies_image and not options.fresh and options.machine.job is None:
             # A certificate that stands must be about the files that lie here now, so they are compared also when
             # nothing runs.
             if request.image is not None:
@@ -93,13 +95,21 @@ def _why_not_counted(job: CertifyJob, context: Context, options: CertifyOptions)
     )
     problem = statement.mismatch(wanted)
     runtime = options.machine.runtime
-    if problem := problem or statement.future(context.clock()):
+    if problem := problem or _of_another_cluster(job) or statement.future(context.clock()):
         return problem
     if options.signer and not verifies(file.content, options.signer.public):
         return f"it is not signed by key {options.signer.keyid}"
     if runtime not in (None, statement.predicate.runtime):
         return f"it was made with runtime {statement.predicate.runtime}, not {runtime}"
     return None
+
+
+def _of_another_cluster(job: CertifyJob) -> str | None:
+    """Whether the cases of a certificate ran on another cluster than the one that is named now."""
+    record = read_record(job.folder / "run") if job.request.cluster is not None else None
+    if record is None or record.cluster == job.request.cluster:
+        return None
+    return f"its cases ran on cluster {record.cluster}, not on {job.request.cluster}"
 
 
 def _certify_cases(job: CertifyJob, executor: Executor, context: Context, options: CertifyOptions) -> None:

@@ -66,7 +66,7 @@ class Options:
         "The cluster (envs/clusters/): with Slurm, submit a job there and follow it; bandwidth must reach its floors.",
     )
     nodes: int | None = option(
-        "--nodes N", "With --on: the cases may take this many nodes; default: 1.", type=click.IntRange(1)
+        "--nodes N", "With --on: the cases may take this many nodes; default: 1.", type=click.IntRange(1, 1024)
     )
     requeue: int = option(
         "--requeue N",

@@ -47,7 +47,7 @@ class Options:
         "The cluster with Slurm that certifies; without TARGET: every target with GPUs.",
         multiple=True,
     )
-    nodes: int | None = option("--nodes N", "With --on: nodes of each job; default: 1.", type=click.IntRange(1))
+    nodes: int | None = option("--nodes N", "With --on: nodes of each job; default: 1.", type=click.IntRange(1, 1024))
     retry: bool = flag("--retry", "Repeat failed steps even if their inputs did not change.")
     bisect: float = option(
         "--bisect MINUTES",

@@ -38,6 +38,9 @@ class ImageExecutor:
         # Its tasks end with this process.
         return False
 
+    def forget(self) -> None:
+        """Nothing: a run here leaves nothing elsewhere."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SqshExecutor(ImageExecutor):

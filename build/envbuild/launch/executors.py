@@ -127,6 +127,9 @@ class Executor(Protocol):
     def joins(self) -> bool:
         """Whether a run goes on without this process, or ended without it, and is to be followed and not begun."""
 
+    def forget(self) -> None:
+        """Remove what an interrupted run left where it ran: another one begins."""
+
     def run(self, task: Task) -> Finished:
         """Run a task to its end and return its exit status, whatever that is.
 

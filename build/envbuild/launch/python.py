@@ -31,6 +31,9 @@ class PythonExecutor:
         # Its tasks end with this process.
         return False
 
+    def forget(self) -> None:
+        """Nothing: a run here leaves nothing elsewhere."""
+
     def run(self, task: Task) -> Finished:
         places = [str(path.resolve()) for path in (task.plan, task.runner, task.results)]
         return run(

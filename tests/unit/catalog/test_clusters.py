@@ -72,6 +72,8 @@ def test_list_tells_what_was_never_run(tmp_path, monkeypatch, capsys):
         ('[slurm]\npython = "/usr/bin/python3"', "python"),
         ('[slurm]\ndirectives = [{ line = "--x", reason = "" }]', "slurm.directives[0].reason"),
         ('[slurm]\ndirectives = [{ line = "rm -rf /", reason = "r" }]', "slurm.directives[0].line"),
+        ("[slurm]\ndirectives = [{ line = '--comment=\"a b', reason = 'r' }]", "has quotes that do not end"),
+        ('[slurm]\ndirectives = [{ line = "--array=1-3", reason = "r" }]', "no --array and no --wait"),
         ('[slurm]\ndirectives = [{ line = "--x\\nid", reason = "r" }]', "slurm.directives[0].line"),
         ('[mounts.data]\nsource = "/a,/b"', "mounts.data.source"),
         ('[mounts.data]\nsource = "/$(id)"', "mounts.data.source"),

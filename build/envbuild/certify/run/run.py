@@ -94,6 +94,8 @@ def run_cases(
         arguments = (*arguments, "--resume")
     elif resume:
         reporter.note("there is no interrupted run to resume: all cases start again")
+    if interrupted is None:
+        executor.forget()
     plan = parse_plan(_prepare(folder, interrupted, job.plan, reporter))
     watcher = Watcher(reporter, cases=len(plan.cases), repeats=plan.repeats)
     task = Task(

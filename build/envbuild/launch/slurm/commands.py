@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.core.errors import ConfigurationError, EnvbuildError, MachineError
+from envbuild.core.errors import CertificationCannotRunError, EnvbuildError, MachineError
 from envbuild.core.process import Finished
 from envbuild.launch.slurm.login import LoginShell
 from envbuild.launch.slurm.states import JobState
@@ -17,6 +17,8 @@ from envbuild.launch.slurm.states import JobState
 LIMIT_SECONDS = 120.0
 # Of a user, wherever they are: sbatch(1).
 _NOT_A_JOBS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
+# Variables that change what Slurm's commands list, cancel, wait for or print.
+_OF_COMMANDS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SBATCH_WAIT", "SBATCH_ARRAY", "SLURM_TIME_FORMAT")
 _FIELDS = ("%i", "%T", "%r", "%S", "%N")
 
 
@@ -61,7 +63,7 @@ class SlurmCommands:
         """Submit a batch script, and return the job's ID.
 
         Raises:
-            ConfigurationError: Slurm refuses it; an unknown partition names those that there are.
+            CertificationCannotRunError: Slurm refuses it; an unknown partition names those that there are.
             MachineError: there is no Slurm, or the login host cannot be reached.
         """
         # Of a user's SBATCH_* variables those count that the script says nothing about: they win over its lines, and
@@ -151,7 +153,7 @@ class SlurmCommands:
             fix = f"The cluster has the partitions {', '.join(partitions)}: set one in the cluster's file."
         else:
             fix = "Correct the cluster's file, or ask who runs the cluster."
-        return ConfigurationError("Slurm refuses the job", why=_answer(done), fix=fix)
+        return CertificationCannotRunError("Slurm refuses the job", why=_answer(done), fix=fix, reason="job-refused")
 
     def _failure(self, done: Finished, what: str) -> EnvbuildError:
         return MachineError(f"cannot {what}: Slurm does not answer", why=_answer(done), fix="Try again later.")
@@ -166,18 +168,19 @@ class SlurmCommands:
 
     @property
     def _shell(self) -> LoginShell:
-        return LoginShell(host=self.login, environment=outside_jobs(os.environ))
+        return LoginShell(host=self.login, environment=outside_jobs(os.environ), unset=_OF_COMMANDS)
 
 
 def outside_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process without those of a job that it is in.
+    """The variables of this process without those of a job that it is in, and those that change Slurm's commands.
 
     A job that is submitted from a job gets them too, and its srun takes them for options: srun(1), INPUT ENVIRONMENT
     VARIABLES.
     """
-    if "SLURM_JOB_ID" not in environ:
-        return dict(environ)
-    return {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name in _NOT_A_JOBS}
+    own = {name: value for name, value in environ.items() if not name.startswith(_OF_COMMANDS)}
+    if "SLURM_JOB_ID" not in own:
+        return own
+    return {name: value for name, value in own.items() if not name.startswith("SLURM_") or name in _NOT_A_JOBS}
 
 
 def _rows(done: Finished, fields: int) -> list[list[str]]:

@@ -96,6 +96,16 @@ class SlurmExecutor:
         self._folder_of(record).bring_back(self.folder)
         return is_whole(self._results)
 
+    def forget(self) -> None:
+        """Remove the folder of an interrupted run on the cluster's storage.
+
+        Raises:
+            ConfigurationError: the record of its job is damaged.
+        """
+        record = read_record(self.folder)
+        if record is not None and record.cluster == self.where.name:
+            self._folder_of(record).remove()
+
     def run(self, task: Task) -> Finished:
         """Follow the run's job, or submit one, and bring back what it left.
 
@@ -132,6 +142,13 @@ class SlurmExecutor:
                 why="The runner hashes the .sqsh that it was started from, and an importer leaves none.",
                 fix='Set by = "path" or "sbcast" in [image] of a cluster\'s file for certifying.',
             )
+        shared = RunFolder(path=self._there.folder, login=self.where.cluster.login)
+        if not shared.exists():
+            raise ConfigurationError(
+                f"cluster {self.where.name} has no folder {shared.path}",
+                why="Runs and images lie below it, on storage that its nodes share, and it is not there.",
+                fix=f"Make it, or correct folder in envs/clusters/{self.where.name}.toml.",
+            )
         with self.reporter.step(f"bring the image to {self.where.name}"):
             sqsh_digest = self.image.record.sqsh_digest
             if sqsh_digest is None:
@@ -160,7 +177,9 @@ class SlurmExecutor:
     def _latest_record(self) -> JobRecord | None:
         """The record of the run's last job; of one whose submitter was killed before it could write it, by its name."""
         record, plan = read_record(self.folder), self.folder / PLAN
-        if record is not None and record.cluster != self.where.name and not is_whole(self._results):
+        if record is not None and record.cluster != self.where.name:
+            if is_whole(self._results):
+                return None
             raise ConfigurationError(
                 f"the run in {self.folder} is job {record.job} on {record.cluster}, not on {self.where.name}",
                 why="It has not been judged, and may be running.",
@@ -220,7 +239,9 @@ class SlurmExecutor:
         job, cluster = record.job, record.cluster
         sentence = state.sentence if state is not None else "Slurm has forgotten it"
         last = f"\nThe end of its log:\n{tail(output)}" if output.strip() else "\nIt has no log."
-        again = "Cases that had ended are kept: run the same command with --resume."
+        again = "Cases that had ended are kept: run the same command with --resume, and without --judge."
+        if not self._folder_of(record).exists():
+            again = "Its folder is gone, and with it the cases that had ended: run the same command, without --judge."
         if log.status == CANNOT_WRITE or ran_out_of_space(output, self.folder):
             again = f"Make room in {record.folder}, or on the disk that the log names. {again}"
         if log.status == OUT_OF_TIME:

@@ -49,7 +49,7 @@ def place_image(sqsh: Path, digest: str, folder: str, login: str | None) -> str:
             what=f"put the image into {where}",
             seconds=LIMIT_SECONDS,
             stdin=descriptor,
-            fix="The folder is that of the cluster's file (image.folder): it has to be writable, with room for "
+            fix="It is image.folder of the cluster's file, or images/ in folder: it has to be writable, with room for "
             f"{sqsh.stat().st_size / 1e9:.1f} GB.",
         )
     finally:

@@ -12,7 +12,7 @@ from envbuild.core.text import quoted_command
 # A program's own output begins after this line: sites' shells print banners first.
 MARK = "envbuild: the output begins here"
 # A login shell: sites put Slurm's folder into PATH in /etc/profile.d. What that reads is not the program's input.
-_LOGIN = f'exec 0<&3 3<&-; echo; echo "{MARK}"; exec "$@"'
+_LOGIN = f'exec 0<&3 3<&-;{{unset}} echo; echo "{MARK}"; exec "$@"'
 _SCRIPT = f"exec bash -lc '{_LOGIN}' bash \"$@\" 3<&0 </dev/null"
 
 
@@ -23,10 +23,12 @@ class LoginShell:
     Attributes:
         host: of the user's ssh configuration; None: this machine.
         environment: of a program on this machine; its own when None.
+        unset: beginnings of variables that a program on the host does not get, whatever its shells set.
     """
 
     host: str | None
     environment: Mapping[str, str] | None = None
+    unset: tuple[str, ...] = ()
 
     def run(
         self,
@@ -93,7 +95,9 @@ class LoginShell:
 
     def _words(self, words: Sequence[str]) -> list[str]:
         # Through sh, as the user's shell there may be another one. A question for a password would wait for ever.
-        remote = quoted_command("sh", "-c", _SCRIPT, "sh", *words)
+        names = " ".join(f"${{!{beginning}@}}" for beginning in self.unset)
+        script = _SCRIPT.replace("{unset}", f" unset {names};" if names else "")
+        remote = quoted_command("sh", "-c", script, "sh", *words)
         ssh = str(find_tool("ssh", "openssh-client"))
         return [ssh, "-T", "-o", "BatchMode=yes", "--", str(self.host), remote]
 

@@ -45,6 +45,7 @@ head=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).
 token={tokens}$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 rm -f {tokens}*
 (umask 077 && head -c 32 /dev/urandom | base64 -w 0 >"$token")
+unset SLURM_TIME_FORMAT
 ends_at=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e) {margin} seconds ago" +%s 2>/dev/null || true)
 printf '{{"event": "job-started", "restarts": %s}}\\n' "${{SLURM_RESTART_COUNT:-0}}"
 # A signal to this script interrupts `wait` alone.

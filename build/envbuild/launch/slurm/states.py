@@ -29,6 +29,7 @@ _REASONS = {
     "launch failed requeued held": "held, as a node could not start it: see to the node, then `scontrol release {job}`",
     "ReqNodeNotAvail": "waiting for nodes that are down or reserved",
     "Reservation": "waiting for its reservation to begin",
+    "PartitionConfig": "waiting for what its partition does not give as it is now",
     "PartitionDown": "waiting for its partition, which is down",
 }
 # Time does not cure these.
@@ -80,6 +81,6 @@ class JobState:
             word = self.reason.partition(",")[0]
             limit = "waiting for the limit of its account or QOS" if word.startswith(("Assoc", "QOS")) else ""
             known = self.impossible or _REASONS.get(word, "").format(job=self.job)
-            why = known or limit or f"waiting ({self.reason or self.state})"
+            why = known or limit or (f"waiting ({self.reason})" if self.reason else "waiting")
             return f"{why}, start expected {self.start}" if self.start and self.state == "PENDING" else why
         return _ENDS.get(self.state, f"it ended ({self.state})")
