@@ -165,9 +165,8 @@ def _address(text: str) -> tuple[str, int]:
 
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here: the fork server must not load what only the runner needs.
-    from envbuild_smoke.nodes import token_watch
     from envbuild_smoke.plan.reader import read_plan
-    from envbuild_smoke.run import parent_watchdog
+    from envbuild_smoke.run import parent_watchdog, token_watch
     from envbuild_smoke.run.results import FILE_NAME
     from envbuild_smoke.runner import run_plan
 

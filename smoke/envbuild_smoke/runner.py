@@ -116,7 +116,7 @@ def _run(context: RunContext, cases: tuple[Case, ...], previous: resume.Previous
     # Only now: a run that was interrupted while it imported leaves no results file, not an empty one.
     # Of one that is resumed, the incomplete last line and the line of type "end" are cut off.
     writer = ResultsWriter(context.out, None if previous is None else previous.whole_bytes)
-    log = ResultLog(context.emit, writer, results, context.options.token_file)
+    log = ResultLog(context.emit, writer, results)
     try:
         if previous is None:
             writer.write(line)

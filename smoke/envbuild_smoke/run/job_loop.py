@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn
 
 from envbuild_smoke.environment.foreign_modules import ListedFiles
 from envbuild_smoke.results import CaseLine, Failure, Status
+from envbuild_smoke.run import token_watch
 from envbuild_smoke.run.case_run import CaseRun
 from envbuild_smoke.run.context import MARGIN_SECONDS, POLL_SECONDS, OutOfTimeError, RunContext, RunInterruptedError
 from envbuild_smoke.run.failure import only_lost_its_server
@@ -47,9 +49,7 @@ class JobLoop:
         """
         while not self._scheduler.done:
             if self._context.stop.is_set():
-                for run in self._running.values():
-                    run.kill(time.monotonic())
-                raise RunInterruptedError
+                self._interrupt()
             self._drop_impossible()
             if not self._out_of_time():
                 for start in self._scheduler.start():
@@ -78,7 +78,7 @@ class JobLoop:
                 failure = Failure(kind="node-lost", message="; ".join(lost[node] for node in sorted(missing)))
             if failure is not None:
                 self._scheduler.dropped(waiting.key)
-                self._log.finish(_without_ranks(job, "not-run", failure))
+                self._finish(_without_ranks(job, "not-run", failure))
 
     def _start(self, start: Start) -> None:
         job, key = self._jobs[start.job.key], start.job.key
@@ -151,7 +151,23 @@ class JobLoop:
 
     def _ended(self, job: RunJob, result: CaseLine) -> None:
         self._scheduler.ended(job.job.key)
-        self._log.finish(replace(result, restarted=self._restarted.get(job.job.key)))
+        self._finish(replace(result, restarted=self._restarted.get(job.job.key)))
+
+    def _finish(self, result: CaseLine) -> None:
+        """Record a result.
+
+        Raises RunInterruptedError where the run was started again elsewhere: nodes end one after the other, and the
+        cases of those that have ended did not fail.
+        """
+        token_file = self._context.options.token_file
+        if token_file is not None and token_watch.is_gone(token_file):
+            self._interrupt()
+        self._log.finish(result)
+
+    def _interrupt(self) -> NoReturn:
+        for run in self._running.values():
+            run.kill(time.monotonic())
+        raise RunInterruptedError
 
 
 def _without_ranks(job: RunJob, status: Status, failure: Failure) -> CaseLine:

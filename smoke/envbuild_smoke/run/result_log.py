@@ -1,11 +1,8 @@
 """The results of the cases: written to disk before they are reported, and what may still start after them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from envbuild_smoke.nodes import token_watch
 from envbuild_smoke.results import CaseLine, Failure
-from envbuild_smoke.run.context import RunInterruptedError
 from envbuild_smoke.run.jobs import Key, RunJob
 from envbuild_smoke.run.results import Emit, ResultsWriter
 
@@ -13,22 +10,13 @@ from envbuild_smoke.run.results import Emit, ResultsWriter
 class ResultLog:
     """The results of a run, by case and repeat."""
 
-    def __init__(
-        self, emit: Emit, writer: ResultsWriter, results: Mapping[Key, CaseLine], token_file: Path | None = None
-    ) -> None:
+    def __init__(self, emit: Emit, writer: ResultsWriter, results: Mapping[Key, CaseLine]) -> None:
         self.results: dict[Key, CaseLine] = dict(results)
-        self._token_file = token_file
         self._emit = emit
         self._writer = writer
 
     def finish(self, result: CaseLine) -> None:
-        """Write a result to disk, then report it.
-
-        Raises RunInterruptedError where the run was started again elsewhere: its nodes end one after the other, and the
-        cases of those that have ended did not fail.
-        """
-        if self._token_file is not None and token_watch.is_gone(self._token_file):
-            raise RunInterruptedError
+        """Write a result to disk, then report it."""
         self._writer.write(result)
         self.results[result.case, result.repeat] = result
         end = {"status": result.status, "seconds": result.seconds}
