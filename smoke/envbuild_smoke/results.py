@@ -216,6 +216,7 @@ class Observed:
 
     `unlisted` is what ranks imported, and no package of the lock lists. `hugging_face` is of an imported model alone,
     and memory of GPUs. Gradients are in the type that they are summed in, main weights are those that are updated.
+    `cuda_graphs` counts the layers that replay one.
     """
 
     layer_spec: str
@@ -241,6 +242,7 @@ class Observed:
     gradients_dtype: str | None = written(None)
     main_weights_dtype: str | None = written(None)
     loss_scale: float | None = written(None)
+    cuda_graphs: Count = written(0)
     configuration: Configuration | None = written(None)
 
 

@@ -64,6 +64,7 @@ def observed_of(case, model):
         "trainable_parameters": 123456, "samples_digest": "sha256:samples",
         "params_dtype": {"fp32": "torch.float32"}.get(case["precision"], "torch.bfloat16"), "libraries": {},
         "gradients_dtype": "float32", "main_weights_dtype": "float32", "loss_scale": 1.0,
+        "cuda_graphs": int(case["settings"]["cuda_graph_impl"] != "none"),
         "configuration": configuration_of(case, model),
     }  # fmt: skip
 

@@ -28,6 +28,7 @@ RECOMPUTED_ALONE = ("selective", "layernorm", "mlp", "moe", "moe_act", "shared_e
 # The library's own function compiled, or Transformer Engine's kernel.
 CrossEntropyFusion = Literal["none", "native", "te"]
 Dispatcher = Literal["allgather", "alltoall"]
+CudaGraphs = Literal["none", "transformer_engine"]
 # The scales of fp8: from earlier micro batches, or of the values themselves, a tensor or a block.
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 # What becomes of the learning rate after its warm-up, and in the last steps of WSD (warm-up, stable, decay).
@@ -413,6 +414,13 @@ class Settings:
     )
     gradient_accumulation_fusion: bool = axis(
         False, text="Apex's kernel adds to the gradient of a weight as it is computed", word="fuse-wgrad", drivers=MCORE
+    )
+    cuda_graph_impl: CudaGraphs = axis(
+        "none",
+        text="layers are captured as CUDA graphs after two steps, by Transformer Engine",
+        word={"transformer_engine": "graphs"},
+        drivers=MCORE,
+        kinds={"cuda_graphs": "transformer_engine"},
     )
     # With its default, megatron-core 0.16.1 trains PP 2 x virtual 2 to other losses than the baseline; with True, and
     # batch_p2p_comm off, to the same digits (CPU, gloo).

@@ -229,6 +229,7 @@ def test_row_that_breaks_no_rule(kind, changes, capabilities):
         ("gpt", CPU, {"grad_reduce_in_fp32": False}, "grad_reduce_in_fp32 = false needs precision bf16"),
         ("gpt", CPU, {"loss_scale": 1024.0}, "loss_scale = 1024 needs precision fp16"),
         ("gpt", CPU, {"apply_rope_fusion": True}, "apply_rope_fusion needs layer_spec transformer-engine"),
+        ("gpt", CPU, {"cuda_graph_impl": "transformer_engine"}, "cuda_graph_impl needs layer_spec transformer-engine"),
         ("gpt", CPU, {"cross_entropy_fusion": "te"}, "cross_entropy_fusion = te needs layer_spec transformer-engine"),
         (
             "gpt",

@@ -81,7 +81,7 @@ def test_full_compares_the_final_weights_for_at_least_one_case_of_each_axis():
     assert axes_compared(cases_of("certify-full", H200)) == AXES | {
         *("moe_grouped_gemm", "num_distributed_optimizer_instances", "use_precision_aware_optimizer"),
         *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_fusion"),
-        "masked_softmax_fusion",
+        *("masked_softmax_fusion", "cuda_graph_impl"),
     }
 
 

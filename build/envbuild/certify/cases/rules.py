@@ -36,7 +36,15 @@ LARGEST_LISTED = 64
 def broken_rules(row: ResolvedRow) -> list[str]:
     """The rules of layouts and settings that a row breaks, each with the values that it allows."""
     sizes = (_sizes, _batches, _expert_sizes, _mamba_sizes, _fp8_sizes)
-    needs = (_layout_needs, _overlap_needs, _training_needs, _finetune_needs, _setting_needs, _local_needs)
+    needs = (
+        _layout_needs,
+        _overlap_needs,
+        _training_needs,
+        _finetune_needs,
+        _setting_needs,
+        _graph_needs,
+        _local_needs,
+    )
     broken = [
         rule for source in (*sizes, *needs, schedule_needs, fusion_needs, architecture_needs) for rule in source(row)
     ]
@@ -293,6 +301,21 @@ def _setting_needs(row: ResolvedRow) -> Iterator[str]:
         yield f"fp8_recipe = {settings.fp8_recipe} needs precision fp8"
     if row.case.resume_at is not None and row.case.resume_at >= row.case.training.steps:
         yield f"resume_at {row.case.resume_at} must be less than steps {row.case.training.steps}"
+
+
+def _graph_needs(row: ResolvedRow) -> Iterator[str]:
+    """What a layer needs to be captured as a CUDA graph here; of some of it megatron-core has ways of its own."""
+    case, settings = row.case, row.case.settings
+    if settings.cuda_graph_impl == "none":
+        return
+    if row.model.layer_spec == "local":
+        yield "cuda_graph_impl needs layer_spec transformer-engine"
+    if case.layout.pipeline > 1:
+        yield "cuda_graph_impl needs pipeline = 1"
+    if case.training.packed or row.model.moe is not None or row.model.kind != "gpt":
+        yield "cuda_graph_impl needs a model of kind gpt without experts, and no packed documents: equal sizes"
+    if settings.recompute != "none" or case.resume_at is not None:
+        yield "cuda_graph_impl needs recompute = none, and no resume_at"
 
 
 def _local_needs(row: ResolvedRow) -> Iterator[str]:

@@ -72,6 +72,8 @@ def observed_problems(case: Case, model: Model, observed: Observed | None, basel
     # A bucket size that fits the whole model is one bucket, and overlaps with nothing.
     if settings.bucket_size is not None and observed.gradient_buckets < LEAST_BUCKETS:
         texts.append(f"its gradients are in {observed.gradient_buckets} bucket, and bucket_size asks for several")
+    if settings.cuda_graph_impl != "none" and not observed.cuda_graphs:
+        texts.append("no layer replays a CUDA graph, and cuda_graph_impl asks for it")
     texts += _attention(case, observed, baseline)
     problems = [Problem(check="observed", text=text) for text in texts]
     if case.training.finetune != "none":

@@ -31,6 +31,7 @@ with warnings.catch_warnings():
         from envbuild_smoke.drivers.mcore.first_collective import FirstCollective
         from envbuild_smoke.drivers.mcore.gradients import summarize_gradients
         from envbuild_smoke.drivers.mcore.model import (
+            GRAPHS_AFTER,
             build_chunks,
             check_initial_weights,
             transformer_config,
@@ -198,10 +199,31 @@ class _Run:
     def step(self, step: int) -> Step:
         """Train one step and return what it measured."""
         began = time.monotonic()
+        if self._case.settings.cuda_graph_impl != "none" and step == GRAPHS_AFTER + 1:
+            self._capture_graphs()
         loss, grad_norm = self._forward_backward(step)
         self._gather_on_use(True)
         # Every rank knows the norm: none has to wait for the one that would report it.
         return step_with(step, loss, grad_norm, time.monotonic() - began)
+
+    def _capture_graphs(self) -> None:
+        """Capture this rank's layers as CUDA graphs, as Megatron-LM's train() does."""
+        # Not every release has it.
+        from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
+
+        training = self._case.training
+        self._gather_on_use(False)
+        helper = TECudaGraphHelper(
+            model=self._wrapped,
+            config=self._config,
+            seq_length=self._context.model.sequence_length,
+            micro_batch_size=training.micro_batch_size,
+            optimizers=[self._optimizer],
+        )
+        helper.create_cudagraphs()
+        if self._case.settings.overlap_param_gather:
+            self._gather_on_use(True)
+            helper.cuda_graph_set_manual_hooks()
 
     def _set_scales(self) -> None:
         """Compute the first step once, for nothing but delayed scales of fp8, which are those of earlier values.

@@ -19,6 +19,9 @@ from envbuild_smoke.plan.precision import weights_dtype
 from envbuild_smoke.reference.initial import initial_problem
 from envbuild_smoke.reference.names import reference_name
 
+# Steps before layers are captured as CUDA graphs.
+GRAPHS_AFTER = 2
+
 # megatron-core 0.16.1 asks whether this is None, and binds it only where Transformer Engine is installed.
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None
@@ -79,6 +82,7 @@ def transformer_config(case: Case, model: Model, device: torch.device) -> Transf
         **config_options(model),
         **_expert_options(case, model, device),
         **_mamba_options(model),
+        **_graph_options(case),
         **recompute_options(case),
         **fp8_options(case, device),
     )
@@ -120,6 +124,17 @@ def _mamba_options(model: Model) -> Options:
         "mamba_num_groups": model.mamba.num_groups,
         # mamba-ssm's fused kernels call causal-conv1d, which it does not require.
         "use_mamba_mem_eff_path": importlib.util.find_spec("causal_conv1d") is not None,
+    }
+
+
+def _graph_options(case: Case) -> Options:
+    """Return options of CUDA graphs, whose names not every release has; whole layers are captured."""
+    if case.settings.cuda_graph_impl == "none":
+        return {}
+    return {
+        "cuda_graph_impl": case.settings.cuda_graph_impl,
+        "cuda_graph_scope": None,
+        "cuda_graph_warmup_steps": GRAPHS_AFTER,
     }
 
 

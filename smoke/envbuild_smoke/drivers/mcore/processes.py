@@ -119,7 +119,9 @@ def set_up_parallelism(case: Case, device: torch.device) -> None:
         create_gloo_process_groups=False,
     )
     torch.manual_seed(case.training.seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(case.training.seed)
+    # Graphs hold the random states of Transformer Engine's tracker alone.
+    graphs = {"te_rng_tracker": True} if case.settings.cuda_graph_impl != "none" else {}
+    tensor_parallel.model_parallel_cuda_manual_seed(case.training.seed, **graphs)
 
 
 def is_reporting_rank() -> bool:
