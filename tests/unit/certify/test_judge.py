@@ -279,6 +279,16 @@ BASE = typed(plan_of()).case(BASELINE)
 MODEL = replace(typed(plan_of()).models["gpt"], layer_spec="transformer-engine", normalization="RMSNorm")
 
 
+def test_layers_that_replay_no_graph_although_they_are_to(failed, plan):
+    case = next(case for case in plan["cases"] if case["id"] == TP2)
+    case["settings"]["cuda_graph_impl"] = "transformer_engine"
+    lines = lines_of(plan)
+    assert failed(plan, lines) == {}
+    line(lines, TP2)["observed"]["cuda_graphs"] = 0
+    expected = ("observed", "no layer replays a CUDA graph, and cuda_graph_impl asks for it")
+    assert failed(plan, lines) == {TP2: [expected]}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -208,7 +208,11 @@ class _Run:
 
     def _capture_graphs(self) -> None:
         """Capture this rank's layers as CUDA graphs, as Megatron-LM's train() does."""
-        # Not every release has it.
+        # Not every release has them.
+        from megatron.core.num_microbatches_calculator import (
+            destroy_num_microbatches_calculator,
+            init_num_microbatches_calculator,
+        )
         from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
         training = self._case.training
@@ -220,7 +224,11 @@ class _Run:
             micro_batch_size=training.micro_batch_size,
             optimizers=[self._optimizer],
         )
+        # It asks this how often a step runs a layer.
+        sizes = training.global_batch_size, training.micro_batch_size, self._case.layout.data
+        init_num_microbatches_calculator(torch.distributed.get_rank(), None, *sizes)
         helper.create_cudagraphs()
+        destroy_num_microbatches_calculator()
         if self._case.settings.overlap_param_gather:
             self._gather_on_use(True)
             helper.cuda_graph_set_manual_hooks()
@@ -319,6 +327,9 @@ class _Run:
         # Expert layers keep tensors of the last batch. Through those, autograd's graph, and the hooks on gradients,
         # the model refers to itself by ways that Python's garbage collector does not see.
         for module in [module for chunk in self._wrapped for module in chunk.modules()]:
+            # NCCL waits for graphs that have its kernels before it lets go of a communicator.
+            for graph in getattr(module, "cuda_graphs", None) or ():
+                graph.reset()
             vars(module).clear()
         empty: list[Any] = []
         # The configuration refers to the optimizer, and the optimizer to the model.

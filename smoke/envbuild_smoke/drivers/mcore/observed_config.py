@@ -75,7 +75,7 @@ def _own(case: Case, wrapped: list[torch.nn.Module], optimizer: Any, samples: Sa
             buffer.grad_data for chunk in wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers
         ),
         main_weights_dtype=_narrowest(weight for each in inner for weight in _main_weights(each)),
-        cuda_graphs=sum(bool(getattr(module, "cuda_graphs", None)) for _, module in modules),
+        cuda_graphs=sum(bool(getattr(module, "cuda_graphs", None)) for module in modules),
         loss_scale=max(float(one.get_loss_scale()) for one in inner),
         parameters=_parameters(chunks),
         trainable_parameters=_parameters(chunks, trainable=True),
