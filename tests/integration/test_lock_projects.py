@@ -108,6 +108,16 @@ def test_what_envbuild_writes_in_the_project_s_own_folder_is_no_part_of_the_proj
     assert result(here.run(*words))["built"] is in_git
 
 
+def test_a_project_without_anything_for_cuda_is_for_the_cpu_first(own: Any, app: UvProject) -> None:
+    app.locked()
+    done = result(own.run("lock", "--project", "../app", "--json"))
+    assert done["base"] == "debian12"
+    stack = tomlread.loads((own.project / "envs/stacks/app.toml").read_text())
+    targets = [entry["target"] for entry in stack["builds"]]
+    assert targets[0] == "cpu"
+    assert "h200" in targets
+
+
 def test_a_uv_lock_that_is_older_than_its_pyproject_is_refused(own: Any, app: UvProject) -> None:
     app.locked()
     text = (app.folder / "pyproject.toml").read_text()

@@ -140,6 +140,12 @@ class Transport(TomlModel):
     )
     annotations: dict[Text, Text] = Field(default_factory=dict, description="of an environment definition file")
 
+    @model_validator(mode="after")
+    def _leaves_the_batch_script_alone(self) -> Transport:
+        if "PATH" in self.variables:
+            raise ValueError("variables: PATH would be the batch script's too, which needs Slurm's commands")
+        return self
+
 
 class Floors(TomlModel):
     """The least bus bandwidth of a target's GPUs by collective, in GB/s, for the best of a matrix's sizes."""

@@ -127,7 +127,9 @@ def _refuse_another(catalog: Catalog, name: str, definition: UvProject) -> None:
 def _builds(packages: UvLock, targets: dict[str, Target], bases: dict[str, Base]) -> Iterator[Builds]:
     majors = cuda_packages(packages.packages)
     left_to_base = {override.name for override in packages.manifest.overrides if _is_left_out(override.marker)}
-    for target_name, target in targets.items():
+    # The first one is the default: the CPU where nothing is for CUDA.
+    first = Device.CUDA if majors or left_to_base & {"torch"} else Device.CPU
+    for target_name, target in sorted(targets.items(), key=lambda known: known[1].device is not first):
         names = [
             name
             for name, base in bases.items()

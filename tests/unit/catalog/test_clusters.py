@@ -72,6 +72,7 @@ def test_list_tells_what_was_never_run(tmp_path, monkeypatch, capsys):
         ('[slurm]\npython = "/usr/bin/python3"', "python"),
         ('[slurm]\ndirectives = [{ line = "--x", reason = "" }]', "slurm.directives[0].reason"),
         ('[slurm]\ndirectives = [{ line = "rm -rf /", reason = "r" }]', "slurm.directives[0].line"),
+        ('[transport]\nnetwork = "NET/IB"\nvariables = { PATH = ["/x"] }', "PATH would be the batch script's too"),
         ("[slurm]\ndirectives = [{ line = '--comment=\"a b', reason = 'r' }]", "has quotes that do not end"),
         ('[slurm]\ndirectives = [{ line = "--array=1-3", reason = "r" }]', "no --array and no --wait"),
         ('[slurm]\ndirectives = [{ line = "--x\\nid", reason = "r" }]', "slurm.directives[0].line"),
