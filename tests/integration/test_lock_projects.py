@@ -108,6 +108,23 @@ def test_what_envbuild_writes_in_the_project_s_own_folder_is_no_part_of_the_proj
     assert result(here.run(*words))["built"] is in_git
 
 
+def test_what_the_project_s_own_packages_have_at_the_top_must_import(own: Any, app: UvProject) -> None:
+    app.write({"member/tests/__init__.py": "", "packages/member/member/__init__.py": "import not_declared\n"})
+    app.locked()
+    locked(own, "--extra", "two")
+    modules = {name: part.modules for name, part in lock_of(own, "app").components.items()}
+    assert modules == {"app": ("app",), "member": ("member",), "beside": ("beside",)}
+    refused = own.run("sync", "--stack", "app", "--base", BASE, "--into", "venv", "--json", status=None)
+    assert "No module named 'not_declared'" in error(refused)["why"]
+    assert "Add what is missing to the project's pyproject.toml" in error(refused)["fix"]
+    # Others, or none, can be named.
+    stack = own.project / "envs/stacks/app.toml"
+    stack.write_text(stack.read_text().replace("[project]", '[project]\nimports = ["beside"]'))
+    result(own.run("lock", "--stack", "app", "--base", BASE, "--json"))
+    assert installed(own).keys() == {"app", "member", "beside", "lib", "choice"}
+    locked(own, "--extra", "two")
+
+
 def test_a_project_without_anything_for_cuda_is_for_the_cpu_first(own: Any, app: UvProject) -> None:
     app.locked()
     done = result(own.run("lock", "--project", "../app", "--json"))

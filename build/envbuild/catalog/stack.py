@@ -228,6 +228,9 @@ class UvProject(TomlModel):
     ref: str | None = Field(default=None, min_length=1, description="branch, tag or commit of the repository")
     extras: tuple[str, ...] = Field(default=(), description="extras of it that are installed, as by `uv sync --extra`")
     groups: tuple[str, ...] = Field(default=(), description="dependency groups besides its default ones")
+    imports: tuple[Module, ...] | None = Field(
+        default=None, description="modules that must import; default: the top-level ones of its own packages"
+    )
 
     @model_validator(mode="after")
     def _is_in_one_place(self) -> UvProject:

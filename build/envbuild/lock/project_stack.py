@@ -113,7 +113,8 @@ def write_stack(
 
 def _refuse_another(catalog: Catalog, name: str, definition: UvProject) -> None:
     known = catalog.stack(name).project
-    if known == definition:
+    # What is imported is said in the file alone.
+    if known is not None and known.model_copy(update={"imports": None}) == definition:
         return
     raise UsageError(
         f"there is a stack {name} already, and it is not that project with these extras and groups",

@@ -38,6 +38,11 @@ FIX = (
     "that do not belong together. Name it under [requirements] of the stack with the reason, and lock again."
 )
 
+PROJECT_FIX = (
+    "Add what is missing to the project's pyproject.toml, run `uv lock`, and lock again; or name the modules that must "
+    "import under [project] of the stack (imports)."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NotChecked:
@@ -79,7 +84,7 @@ class Imports:
     not_checked: tuple[NotChecked, ...]
     failed: tuple[NotImported, ...] = ()
 
-    def refuse_failed(self) -> Imports:
+    def refuse_failed(self, fix: str = FIX) -> Imports:
         """The same, where nothing failed.
 
         Raises:
@@ -91,7 +96,7 @@ class Imports:
         raise CheckRefusedError(
             f"{len(self.failed)} of {count} modules of the stack do not import",
             why="\n".join(f"{failure.module} ({failure.component}) {failure.failure}" for failure in self.failed),
-            fix=FIX,
+            fix=fix,
             log=self.failed[0].log,
         )
 
@@ -114,6 +119,11 @@ class Absent:
 
 
 NOTHING_ABSENT = Absent()
+
+
+def fix_of(lock: Lock) -> str:
+    """What to do about modules of a lock that do not import."""
+    return FIX if lock.project is None else PROJECT_FIX
 
 
 def modules_of(lock: Lock) -> dict[str, tuple[str, ...]]:

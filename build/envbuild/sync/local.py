@@ -25,7 +25,7 @@ from envbuild.lock.uv.program import uv_program
 from envbuild.lock.uv.settings import installing_uv
 from envbuild.lock.uv.torch_builds import locked_torch
 from envbuild.sync.driver_start import make_stub, variables_with_stub
-from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment, import_modules
+from envbuild.sync.imports import PROBE, ImportProbe, NotChecked, check_environment, fix_of, import_modules
 from envbuild.sync.install import InstallScope, PhaseRun, add_files, install
 from envbuild.sync.install_target import InconclusiveError, InstallTarget
 from envbuild.wheels.audit.binary import version_key
@@ -128,7 +128,7 @@ def sync(
     place, done = fill_environment(lock, into, scope, logs, context)
     gpu_code = check_prebuilt(site_packages_of(into), target.sm, context.store, context.reporter)
     with local_probe(lock, place, target) as probe:
-        imports = import_modules(lock, scope, probe, context.reporter).refuse_failed()
+        imports = import_modules(lock, scope, probe, context.reporter).refuse_failed(fix_of(lock.lock))
     return Synced(
         phases=done,
         imported=imports.imported,

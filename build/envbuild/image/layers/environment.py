@@ -43,7 +43,7 @@ from envbuild.rootfs.layer import Layer
 from envbuild.store.local import LocalStore
 from envbuild.store.record import RECORD_FILE, dump, load
 from envbuild.sync.driver_start import DRIVER, MANAGEMENT, start_driver, stub_source
-from envbuild.sync.imports import PROBE, ImportProbe, check_environment, modules_of, try_imports
+from envbuild.sync.imports import PROBE, ImportProbe, check_environment, fix_of, modules_of, try_imports
 from envbuild.sync.install import add_files
 from envbuild.sync.install_target import RunCommand, run_conclusively
 from envbuild.sync.zipapp import smoke_bytes, smoke_file
@@ -206,7 +206,7 @@ def _tried(maker: LayerMaker, plans: Sequence[LayerPlan], inputs: EnvironmentInp
         logs=box.logs,
         run_with_stub=box.checker_with_stubs(inputs.variables, maker.staged / "driver", DRIVER),
     )
-    imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed()
+    imports = try_imports(modules_of(lock.lock), probe, reporter).refuse_failed(fix_of(lock.lock))
     not_checked = {outcome.module: outcome.reason for outcome in imports.not_checked}
     starts = inputs.driver is not Driver.NONE and "torch" in {*packages, *inputs.selection.base.provides}
     driver = inputs.driver if starts else None

@@ -53,7 +53,7 @@ def resolve_project(inputs: LockInputs, definition: UvProject, context: LockCont
     late: set[str] = {canonicalize_name(name) for name in settings.no_build_isolation_package}
     own = [own_wheel(package, tree, base.python.version, context) for package in packages.local]
     uv_lock = _with_wheels(packages.uv_lock, own)
-    chosen = _Chooser(tree, late, context).chosen(uv_lock)
+    chosen = _with_imports(_Chooser(tree, late, context).chosen(uv_lock), own, definition.imports)
     torch = next((package.version for package in uv_lock.packages if package.name == "torch"), "")
     build = (Version(torch).local or PACKAGE_INDEX_BUILD) if torch else inputs.torch_build
     lines = [*packages.requirements, *(wheel.requirement for wheel in own)]
@@ -113,6 +113,17 @@ def _with_wheels(uv_lock: UvLock, own: Sequence[OwnWheel]) -> UvLock:
     """A uv.lock with the project's own packages as their wheels."""
     wheels = {wheel.package.name: wheel.locked for wheel in own}
     return uv_lock.model_copy(update={"packages": tuple(wheels.get(part.name, part) for part in uv_lock.packages)})
+
+
+def _with_imports(
+    chosen: dict[str, Chosen], own: Sequence[OwnWheel], named: tuple[str, ...] | None
+) -> dict[str, Chosen]:
+    """Components of which the project's own have modules to import: those that are named, or all of their wheels."""
+    modules = {wheel.package.name: wheel.modules for wheel in own}
+    if named is not None:
+        modules = {wheel.package.name: named for wheel in own[:1]}
+    specs = {name: chosen[name].spec.model_copy(update={"modules": them}) for name, them in modules.items()}
+    return chosen | {name: replace(chosen[name], spec=spec) for name, spec in specs.items()}
 
 
 class _Chooser:

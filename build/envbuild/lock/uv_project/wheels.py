@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.utils import parse_wheel_filename
 
@@ -26,6 +27,7 @@ from envbuild.lock.uv_project.exported import folder_of
 from envbuild.lock.uv_project.tree import ProjectTree
 
 KIND = "project-wheels"
+_NOT_IMPORTED = frozenset({"tests", "test", "docs", "examples", "benchmarks", "scripts", "tools", "conftest", "setup"})
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,15 @@ class OwnWheel:
     @property
     def version(self) -> str:
         return str(parse_wheel_filename(self.file.name)[1])
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What it has at the top: packages and modules, but for what is not meant to be imported."""
+        with zipfile.ZipFile(self.file) as wheel:
+            names = [PurePosixPath(name) for name in wheel.namelist()]
+        packages = {name.parts[0] for name in names if len(name.parts) == 2 and name.name == "__init__.py"}
+        modules = {name.stem for name in names if len(name.parts) == 1 and name.suffix == ".py"}
+        return tuple(sorted(name for name in packages | modules if name.isidentifier() and name not in _NOT_IMPORTED))
 
     @property
     def requirement(self) -> PinnedRequirement:
