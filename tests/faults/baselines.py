@@ -24,6 +24,17 @@ BASELINES = (
         quick=True,
     ),
     baseline_fault(
+        "wider-than-configured",
+        "MLPs are five times as wide as the model, not four times",
+        edit(
+            f"{CORE}/transformer/transformer_config.py",
+            "self.ffn_hidden_size = 4 * self.hidden_size",
+            "self.ffn_hidden_size = 5 * self.hidden_size",
+        ),
+        DATA,
+        "decoder.layers.0.mlp.linear_fc1.weight has the shape",
+    ),
+    baseline_fault(
         "attention-scaled-by-the-head-size",
         "attention scores are divided by the head size and not by its square root",
         edit(
