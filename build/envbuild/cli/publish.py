@@ -46,6 +46,9 @@ class Options:
     uncertified: bool = flag(
         "--uncertified", "Publish without a certificate, under tags that begin with `uncertified-`."
     )
+    allow_dirty: bool = flag(
+        "--allow-dirty", "Publish a uv project whose files were not all as in its commit when it was locked."
+    )
     docker_manifest: bool = flag(
         "--docker-manifest", "Also push a Docker manifest where the registry does not need one."
     )
@@ -112,6 +115,7 @@ def _request(session: Session, options: Options) -> PublishRequest:
         policy=session.catalog.policy(options.policy),
         trust=trust_of(session, options.trust),
         uncertified=options.uncertified,
+        allow_dirty=options.allow_dirty,
         moving_tag=options.tag,
         sqsh=not options.sqsh.no_sqsh,
         sqsh_to=options.sqsh.sqsh_to,

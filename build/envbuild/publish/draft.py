@@ -46,6 +46,7 @@ class Publishing:
         to: the repository, ``HOST/REPOSITORY``.
         trust: the keys whose certificates count; None where no trust file is named.
         uncertified: publish without a certificate, under tags that say so.
+        allow_dirty: publish an image of a uv project whose files were not all as in its commit.
         moving_tag: instead of the one that follows from the lock and the target.
         sqsh: whether the .sqsh is published, too.
         sqsh_to: the .sqsh store that takes it, instead of the registry.
@@ -58,6 +59,7 @@ class Publishing:
     policy: Policy
     trust: Trust | None
     uncertified: bool = False
+    allow_dirty: bool = False
     moving_tag: str | None = None
     sqsh: bool = True
     sqsh_to: str | None = None

@@ -76,6 +76,7 @@ def publish(request: PublishRequest, context: Context) -> Published:
     reporter = context.reporter
     with reporter.step("check the image and its certificate"):
         _check_lock(request)
+        _check_project(request)
         _check_files(request.image, context)
         admitted = None if request.uncertified else _admit(request, context)
     registry = open_repository(request.to, context.site, mount_from=request.mount_from)
@@ -175,6 +176,20 @@ def _check_lock(request: PublishRequest) -> None:
             fix=f"Build and certify it from the lock as it is: {request.image.command}",
             reason="another-lock",
         )
+
+
+def _check_project(request: PublishRequest) -> None:
+    """Refuse an image with code of which no commit is known."""
+    project = request.lock.lock.project
+    if project is None or request.allow_dirty or (project.commit and not project.dirty):
+        return
+    commit = f"its files differed from commit {project.commit[:12]}" if project.commit else "it was in no repository"
+    raise PublicationRefusedError(
+        f"the image {request.image.name} is not published",
+        why=f"Its uv project's own code is in it, and when that was locked, {commit}: nobody could say what it is.",
+        fix="Commit the changes, lock again and build; or publish it all the same: --allow-dirty.",
+        reason="dirty-project",
+    )
 
 
 def _check_files(image: PlacedImage, context: Context) -> None:

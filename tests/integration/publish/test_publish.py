@@ -20,6 +20,7 @@ from integration.publish.conftest import Secure
 
 from envbuild.catalog.fields import MOMENT_FORMAT, moment_of
 from envbuild.core.errors import PublicationRefusedError
+from envbuild.lock.models import LockedProject
 from envbuild.oci.push import RegistryManifest, digest_of_tag, put_manifest, read_manifest
 from envbuild.oci.referrers import INDEX_TYPE, list_referrers
 from envbuild.publish.bundle import certificate_in
@@ -115,6 +116,22 @@ def test_an_image_of_an_older_lock_is_not_published(secure: Secure, repository: 
         publish(world.request(f"{secure.host}/{repository}", image=older), world.context)
     assert caught.value.reason == "another-lock"
     assert list_tags(secure.registry(repository)) == []
+
+
+@pytest.mark.parametrize("commit", ["c" * 40, None])
+def test_a_project_with_changes_that_no_commit_has_is_not_published(
+    secure: Secure, repository: str, world: PublishWorld, commit: str | None
+) -> None:
+    world.certify()
+    project = LockedProject(commit=commit, dirty=commit is not None, uv_lock=world.lock.lock.digest, pyproject="x")
+    dirty = replace(world.lock, lock=world.lock.lock.model_copy(update={"project": project}))
+    with pytest.raises(PublicationRefusedError) as caught:
+        publish(world.request(f"{secure.host}/{repository}", lock=dirty), world.context)
+    assert caught.value.reason == "dirty-project"
+    assert ("cccccccccccc" in caught.value.why) is (commit is not None)
+    assert list_tags(secure.registry(repository)) == []
+    published = publish(world.request(f"{secure.host}/{repository}", lock=dirty, allow_dirty=True), world.context)
+    assert published.publication.certified
 
 
 def test_the_moving_tag_follows_and_goes_back(secure: Secure, repository: str, world: PublishWorld) -> None:
