@@ -133,6 +133,8 @@ def test_a_project_without_anything_for_cuda_is_for_the_cpu_first(own: Any, app:
     targets = [entry["target"] for entry in stack["builds"]]
     assert targets[0] == "cpu"
     assert "h200" in targets
+    refused = own.run("lock", "--stack", "app", "--upgrade", "--json", status=2)
+    assert "`uv lock --upgrade`" in error(refused)["fix"]
 
 
 def test_a_uv_lock_that_is_older_than_its_pyproject_is_refused(own: Any, app: UvProject) -> None:

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.catalog import Selection
 from envbuild.cli.command import command_line, flag_of, given_options
 from envbuild.cli.common import FOLDER, SelectionOptions, Session, as_command
-from envbuild.cli.options import flag, option
+from envbuild.cli.options import flag, no_effect, option
 from envbuild.cli.print_lock import print_lock
 from envbuild.core.digests import short
 from envbuild.core.errors import EnvbuildError, UsageError
@@ -194,6 +194,9 @@ def command(session: Session, asked: _Asked) -> None:
 def _one_lock(session: Session, asked: _Asked) -> None:
     """Make or compare the lock of a stack."""
     selection, pins = session.select_to_lock(asked.stack, asked.target, asked.base), asked.all_pins()
+    if asked.upgrade and selection.stack.project is not None:
+        instead = "Upgrade it there (`uv lock --upgrade`), commit that, and lock again"
+        raise no_effect("--upgrade", f"with the uv project of stack {asked.stack}", _MODES["--project"], instead)
     # With the whole stack, so that a pin of what is on other bases alone is refused as that.
     parse_pins(selection.stack_name, selection.stack, pins, session.catalog.stack(selection.stack_name))
     request = LockRequest(
