@@ -70,6 +70,7 @@ def run_cases(
     return {verdict.id: verdict for verdict in judge(cases, matrix, results, planned)}, results
 
 
+@pytest.mark.slow
 def test_certify_known_wrong_cases_fail_and_the_rest_is_certified(
     stack_python: Path, selection: Selection, mcore_lock: LockDirectory, site_cache: Path, tmp_path: Path
 ) -> None:

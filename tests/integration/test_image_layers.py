@@ -92,6 +92,7 @@ def files(record: dict[str, Any], layer: str) -> dict[str, bytes]:
     return {member.name: content.read() for member, content in read_members(blob) if content}
 
 
+@pytest.mark.slow
 def test_a_commit_that_moves_makes_the_last_layers_anew_and_no_other(
     layered: Tool, history: History, mini_cache: Path, tmp_path: Path
 ) -> None:

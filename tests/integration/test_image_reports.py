@@ -112,6 +112,7 @@ def test_image_and_its_archive_do_not_differ_in_files(mini: Tool, folder: Path, 
     assert (packed["files"], packed["configuration"], packed["layers"]["shared"]) == ([], [], [])
 
 
+@pytest.mark.slow
 def test_sqsh_differs_from_its_image_in_what_enroot_adds(mini: Tool, folder: Path) -> None:
     found = json_of(mini, "diff", str(folder), f"{folder}/image.sqsh", "--files")
     paths = {item["path"] for item in found["files"] if set(item["fields"]) != {"owner"}}

@@ -222,6 +222,7 @@ def with_everything(app: UvProject, other: SimpleIndex, folder: Path, commit: st
     app.locked()
 
 
+@pytest.mark.slow
 def test_git_an_index_of_its_own_and_no_isolation(
     own: Any, app: UvProject, other_index: SimpleIndex, tmp_path: Path, from_git: str
 ) -> None:
