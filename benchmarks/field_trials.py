@@ -3,7 +3,9 @@
     PYTHONPATH=smoke python benchmarks/field_trials.py WORK
 
 In an environment with megatron-core. WORK has `plan.json` and `values.json` (the values that recipes have, by field);
-each trial is a line of `trials.jsonl`. `first.json` and `only.json` name fields."""
+each trial is a line of `trials.jsonl`. `first.json` names the fields that come first, `only.json` those that are tried
+at all, where it names any. The library is imported once, and each trial is a fork.
+"""
 
 import ast
 import dataclasses

@@ -9,7 +9,7 @@ import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 
 from envbuild_smoke.drivers.mcore.gradients import PROJECTIONS, _numbers
-from envbuild_smoke.drivers.mcore.observed_config import layer_spec, named_modules
+from envbuild_smoke.drivers.mcore.observed_config import _main_weights, _narrowest, layer_spec, named_modules
 from envbuild_smoke.drivers.mcore.perturbation import largest_difference, mantissa_bits, move_weights
 from envbuild_smoke.drivers.recipe_training import INITIAL_DEVIATION, fill_zeros
 
@@ -117,7 +117,26 @@ def weights_that_begin_at_zero_are_filled():
     assert torch.equal(filled(), filled())
 
 
+def main_weights_are_those_that_an_optimizer_keeps():
+    class Optimizer:
+        """As Transformer Engine's FusedAdam: what float32 has beyond the weights in bf16 is in its state."""
+
+        def __init__(self, weight, kept):
+            self.param_groups, self.state = [{"params": [weight]}], {weight: {"master_param": kept}}
+
+    exact = torch.randn(1000, dtype=torch.float32)
+    bits = exact.view(torch.int32)
+    upper = (bits + 2**15) >> 16
+    weight, kept = upper.short().view(torch.bfloat16), (bits - (upper << 16)).short()
+    (whole,) = _main_weights(Optimizer(weight, kept))
+    assert torch.equal(whole, exact)
+    assert _narrowest(_main_weights(Optimizer(weight, kept))) == "float32"
+    assert _narrowest(_main_weights(Optimizer(weight, torch.zeros_like(kept)))) == "bfloat16"
+    assert _narrowest(_main_weights(Optimizer(weight, None))) == "bfloat16"
+
+
 CHECKS = (
+    main_weights_are_those_that_an_optimizer_keeps,
     weights_move_by_one_unit_in_the_last_place,
     bits_are_those_of_the_matrix_products,
     largest_difference_is_relative_to_each_tensor,

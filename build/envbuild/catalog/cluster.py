@@ -70,7 +70,9 @@ class Slurm(TomlModel):
     constraint: SlurmWord | None = None
     nodelist: SlurmWord | None = None
     exclude: SlurmWord | None = None
-    time_limit_minutes: int = Field(ge=5, le=60 * 24 * 30, description="no case starts that would not end 2 before it")
+    time_limit_minutes: int = Field(
+        ge=5, le=60 * 24 * 30, description="no case starts that would not end 2 minutes before"
+    )
     gpus_per_node: int = Field(ge=0, le=64)
     gpus_by: Literal["gpus-per-node", "gres", "nothing"] = Field(
         default="gpus-per-node", description="how GPUs are asked for; nothing: nodes are given whole"

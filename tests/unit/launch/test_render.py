@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,7 @@ read_only = false
 """)
     ),
 }
+NO_COMMANDS: Mapping[str, str] = {}
 # Each is something to a shell, to sbatch or to enroot.
 EVIL = [
     "a b",
@@ -79,8 +81,13 @@ def test_no_golden_file_is_left_over():
     assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
 
 
-def run_script(job: SlurmJob, folder: Path, **environment: str) -> tuple[list[str], dict[str, str]]:
-    """The words and variables that a batch script starts its step with; Slurm's commands are small stand-ins."""
+def run_script(
+    job: SlurmJob, folder: Path, commands: Mapping[str, str] = NO_COMMANDS, **environment: str
+) -> tuple[list[str], dict[str, str]]:
+    """The words and variables that a batch script starts its step with; Slurm's commands are small stand-ins.
+
+    ``commands``: in the place of these.
+    """
     programs = folder / "programs"
     programs.mkdir()
     for name, text in {
@@ -89,6 +96,7 @@ def run_script(job: SlurmJob, folder: Path, **environment: str) -> tuple[list[st
         # The first step looks for files on the nodes.
         "srun": f"""case "$*" in *"all nodes share"*) exit ;; esac
 printf "%s\\0" "$@" >{folder}/words; env -0 >{folder}/variables; exit 7""",
+        **commands,
     }.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
@@ -166,6 +174,15 @@ def test_what_the_submitting_shell_had_set_does_not_reach_the_step(tmp_path):
     had = {"NCCL_NET": "Socket", "PYTHONPATH": "/mine", "PYXIS_CONTAINER_NAME": "old", "LD_PRELOAD": "", "SLURM_X": "1"}
     _, variables = run_script(job, tmp_path, **had)
     assert had.keys() & variables.keys() == {"SLURM_X"}
+
+
+@pytest.mark.parametrize(("restarts", "requeued"), [("0", False), ("1", True)])
+def test_a_start_that_was_replaced_does_not_put_its_preempted_job_back(tmp_path, restarts, requeued):
+    job = job_of(cluster_of(""), folder=str(tmp_path))
+    shown = "JobId=42 NodeAddr=10.0.0.1 Requeue=1 Restarts=1 BatchFlag=1 PreemptTime=2026-11-28T12:00:00"
+    scontrol = f'[ "$1" != requeue ] || touch {tmp_path}/requeued\necho "{shown}"'
+    run_script(job, tmp_path, {"scontrol": scontrol, "sleep": ""}, SLURM_RESTART_COUNT=restarts)
+    assert (tmp_path / "requeued").exists() is requeued
 
 
 @pytest.mark.parametrize(

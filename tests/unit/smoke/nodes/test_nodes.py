@@ -232,6 +232,17 @@ def test_a_run_that_was_started_again_elsewhere_ends_and_the_other_start_goes_on
     assert nodes.cases["hangs-n2", 1]["status"] == "completed"
 
 
+def test_a_replaced_start_that_loses_a_node_records_nothing(nodes: Nodes) -> None:
+    """Its nodes end one after the other: what ran on the first did not fail."""
+    head, other = start_hanging(nodes)
+    (nodes.folder / nodes.token).unlink()
+    other.kill()
+    other.communicate()
+    head.communicate(timeout=120)
+    assert head.returncode == INTERRUPTED
+    assert ("hangs-n2", 1) not in nodes.cases
+
+
 def test_a_node_that_cannot_take_part_is_named_at_once(nodes: Nodes) -> None:
     """It was started from another image; node 0 would wait a quarter of an hour for it."""
     (nodes.folder / "image.sqsh").write_text("right")
